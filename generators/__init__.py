@@ -1,0 +1,1 @@
+"""The vLLM generation service: engine adapter, sampling, weight receiver, other back ends."""

@@ -1,0 +1,1 @@
+"""Receiving side of a weight update."""

@@ -1,0 +1,1 @@
+"""The learner: coordinator, trainer, algorithms, packing, weights, checkpoints, evaluation."""

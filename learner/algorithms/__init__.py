@@ -1,0 +1,1 @@
+"""Pure algorithms: advantages, losses, KL and entropy control."""

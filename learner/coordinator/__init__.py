@@ -1,0 +1,1 @@
+"""The coordinator process: ledger, journal, leases, staleness, batch plan. Imports neither torch nor vLLM."""

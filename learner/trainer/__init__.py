@@ -1,0 +1,1 @@
+"""Trainer ranks: DeepSpeed ZeRO-3 engine, update loop, publishing, checkpoints."""

@@ -1,0 +1,1 @@
+"""The reward daemon: math verifier, sandboxed code executor, worker pools."""

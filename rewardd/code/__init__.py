@@ -1,0 +1,1 @@
+"""Sandboxed execution of model-written programs."""

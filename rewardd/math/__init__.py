@@ -1,0 +1,1 @@
+"""Math verification: which answer counts and whether it equals the reference."""
