@@ -1,1 +1,1 @@
-"""Pure algorithms: advantages, losses, KL and entropy control."""
+"""Pure algorithms: advantages, losses, KL and entropy control, metrics, alarms. Some modules need no torch."""
