@@ -98,7 +98,7 @@ def policy_metric_sums(
         "ppo_kl": total(prox_T - logp_T),
         "kl_behaviour": total(behaviour_T - logp_T),
         "bounded": total(gap_T > MAX_LOG_RATIO),
-        "probs_diff": total((prox_T.exp() - behaviour_T.exp()).abs()),
+        "probs_diff": total((prox_T.clamp(max=0).exp() - behaviour_T.clamp(max=0).exp()).abs()),
         "ratio": total(ratio_T),
         "rho": total(weights.rho_T),
         "weight": total(weights.weight_T),
