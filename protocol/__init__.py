@@ -1,1 +1,1 @@
-"""What crosses a process boundary: messages, framing, sockets, authentication, versions, configuration, metric names."""
+"""What crosses a process boundary: messages, framing, sockets, authentication, versions, settings, metric names."""

@@ -68,7 +68,7 @@ class RewarddAddress(Struct, kw_only=True, frozen=True):
 # ---------------------------------------------------------------- membership
 
 
-class Hello(Body):
+class Hello(Body, frozen=True):
     """First message on a connection. `incarnation` is fresh per process start; `attributes` holds plain facts of the
     role: a rewardd's or publisher's `address`, a generator's `num_workers`, `transports`, `host`, `device`."""
 
@@ -83,7 +83,7 @@ class Hello(Body):
     attributes: dict[str, str | int | float | bool | list[str]] = {}
 
 
-class Welcome(Body):
+class Welcome(Body, frozen=True):
     """The coordinator's (or any server's) answer to an accepted hello."""
 
     server: str
@@ -96,7 +96,7 @@ class Welcome(Body):
     run_state: str = "running"
 
 
-class Refused(Body):
+class Refused(Body, frozen=True):
     """The answer to anything that is not accepted. `code` is a stable slug, `reason` one line for a person."""
 
     code: str
@@ -120,7 +120,7 @@ class SlotRef(Struct, kw_only=True, frozen=True):
     attempt: int
 
 
-class Heartbeat(Body):
+class Heartbeat(Body, frozen=True):
     """Sent by every client each `transport.heartbeat_s`. `progress_age_s` is the age of the last work done;
     `idle_fractions` maps a cause of idleness to its share of the last minute (sums to 1 with "working")."""
 
@@ -133,7 +133,7 @@ class Heartbeat(Body):
     metrics: dict[str, float] = {}
 
 
-class HeartbeatAck(Body):
+class HeartbeatAck(Body, frozen=True):
     """`command` is "" | "drain" | "stop" (run finished or asked to stop). `cancel` lists slots moved elsewhere."""
 
     policy_version: int
@@ -145,13 +145,13 @@ class HeartbeatAck(Body):
     run_state: str = "running"
 
 
-class Goodbye(Body):
+class Goodbye(Body, frozen=True):
     """An orderly leave: leases go back at once."""
 
     reason: str
 
 
-class Ack(Body):
+class Ack(Body, frozen=True):
     """Generic positive answer; `detail` may say what was counted."""
 
     detail: str = ""
@@ -187,21 +187,21 @@ class Lease(Struct, kw_only=True, frozen=True):
     partial: list[PartialAnswer] = []
 
 
-class LeaseRequest(Body):
+class LeaseRequest(Body, frozen=True):
     """Asks for up to `max_slots` slots (whole groups, except moved slots)."""
 
     max_slots: int
     policy_version: int
 
 
-class LeaseGrant(Body):
+class LeaseGrant(Body, frozen=True):
     """Leases granted now; when empty, `waiting_for` says why (staleness, weights, no_prompts, finished, paused)."""
 
     leases: list[Lease]
     waiting_for: str = ""
 
 
-class HandBack(Body):
+class HandBack(Body, frozen=True):
     """Returns unfinished slots with the tokens sampled so far (arrays as in PartialAnswer, possibly empty).
     Answered with Ack once committed."""
 
@@ -212,7 +212,7 @@ class HandBack(Body):
     reason: str = ""
 
 
-class Trajectory(Body):
+class Trajectory(Body, frozen=True):
     """One sampled answer. Arrays of the envelope (R = response tokens, P = prompt tokens):
 
     token_ids int32 [P + R], logp_behaviour float32 [R], versions int32 [R], loss_mask uint8 [R] (0 for tokens the
@@ -254,7 +254,7 @@ class Verdict(Struct, kw_only=True, frozen=True):
     components: dict[str, float] = {}
 
 
-class ScoredTrajectory(Body):
+class ScoredTrajectory(Body, frozen=True):
     """A trajectory and its verdict; the envelope carries the trajectory's arrays unchanged."""
 
     trajectory: Trajectory
@@ -262,7 +262,7 @@ class ScoredTrajectory(Body):
     rewardd: str
 
 
-class TrajectoryAck(Body):
+class TrajectoryAck(Body, frozen=True):
     """End-to-end acknowledgement, sent after the coordinator committed (relayed by rewardd to the generator).
 
     status: accepted | duplicate | unknown (no such slot) | refused (malformed; `reason` says why). All are final.
@@ -275,14 +275,14 @@ class TrajectoryAck(Body):
     reason: str = ""
 
 
-class Busy(Body):
+class Busy(Body, frozen=True):
     """A receiver without credit asks the sender to retry after `retry_after_s` or at another daemon."""
 
     retry_after_s: float
     reason: str
 
 
-class GroundTruthRequest(Body):
+class GroundTruthRequest(Body, frozen=True):
     """rewardd asks for what it needs to score these prompts (it caches the answers)."""
 
     prompt_ids: list[str]
@@ -297,7 +297,7 @@ class GroundTruth(Struct, kw_only=True, frozen=True):
     payload: str
 
 
-class GroundTruths(Body):
+class GroundTruths(Body, frozen=True):
     """Answer to GroundTruthRequest; unknown ids are left out."""
 
     items: list[GroundTruth]
@@ -306,7 +306,7 @@ class GroundTruths(Body):
 # ---------------------------------------------------------------- training
 
 
-class ResumeRequest(Body):
+class ResumeRequest(Body, frozen=True):
     """A starting trainer names the newest committed checkpoint it has loaded (batch 0, version 0 = fresh)."""
 
     last_batch_id: int
@@ -314,7 +314,7 @@ class ResumeRequest(Body):
     num_ranks: int
 
 
-class ResumePlan(Body):
+class ResumePlan(Body, frozen=True):
     """`attempt` numbers this trainer's lineage. `replay` lists journalled batches to train again, in order, before
     new ones; nothing is published until the version is past `published_version`."""
 
@@ -324,7 +324,7 @@ class ResumePlan(Body):
     max_updates: int
 
 
-class BatchRequest(Body):
+class BatchRequest(Body, frozen=True):
     """Asks for the plan of the batch after `after_batch_id` (waits at the coordinator up to `wait_s`)."""
 
     after_batch_id: int
@@ -354,7 +354,7 @@ class BatchItem(Struct, kw_only=True, frozen=True):
     components: dict[str, float] = {}
 
 
-class BatchPlan(Body):
+class BatchPlan(Body, frozen=True):
     """A complete batch. `micro_batches[rank]` is a list of micro-batches, each a list of indices into `items`;
     equal counts on all ranks, an empty micro-batch contributes nothing. `policy_version` is the version it trains."""
 
@@ -368,7 +368,7 @@ class BatchPlan(Body):
     metrics: dict[str, float] = {}
 
 
-class BatchNotReady(Body):
+class BatchNotReady(Body, frozen=True):
     """Nothing to train yet. `waiting_for`: generation | reward | generators | finished | stopped | paused;
     `detail` is one line for a person."""
 
@@ -376,7 +376,7 @@ class BatchNotReady(Body):
     detail: str = ""
 
 
-class ShardRequest(Body):
+class ShardRequest(Body, frozen=True):
     """A rank asks for the arrays of its micro-batches of a batch (also of a journalled one, for replay)."""
 
     batch_id: int
@@ -384,14 +384,14 @@ class ShardRequest(Body):
     num_ranks: int
 
 
-class Shard(Body):
+class Shard(Body, frozen=True):
     """Arrays named `{index}/{token_ids|logp_behaviour|versions|loss_mask}` for each item index of the rank."""
 
     batch_id: int
     indices: list[int]
 
 
-class BatchTrained(Body):
+class BatchTrained(Body, frozen=True):
     """A batch was consumed. The version advanced to `policy_version` if `num_applied` > 0."""
 
     batch_id: int
@@ -406,7 +406,7 @@ class BatchTrained(Body):
     metrics: dict[str, float] = {}
 
 
-class CheckpointCommitted(Body):
+class CheckpointCommitted(Body, frozen=True):
     """A checkpoint's COMMITTED manifest is in place and holds everything up to `batch_id`."""
 
     batch_id: int
@@ -414,7 +414,7 @@ class CheckpointCommitted(Body):
     path: str
 
 
-class VersionPublished(Body):
+class VersionPublished(Body, frozen=True):
     """The named generators hold this version now."""
 
     policy_version: int
@@ -436,7 +436,7 @@ class TensorSpec(Struct, kw_only=True, frozen=True):
     checksum: int
 
 
-class WeightJoin(Body):
+class WeightJoin(Body, frozen=True):
     """A generator offers to receive weights: one weight-group rank per engine worker."""
 
     num_workers: int
@@ -446,7 +446,7 @@ class WeightJoin(Body):
     device_uuids: list[str] = []
 
 
-class WeightGroup(Body):
+class WeightGroup(Body, frozen=True):
     """Membership of a new epoch. The receiver's workers are ranks first_rank .. first_rank + num_workers - 1 of a
     process group of `world_size` whose rank 0 is the publisher; the store listens at store_host:store_port."""
 
@@ -459,7 +459,7 @@ class WeightGroup(Body):
     deadline_s: float
 
 
-class WeightOffer(Body):
+class WeightOffer(Body, frozen=True):
     """A version is about to be sent in this epoch: tensors in sending order, packed into `buckets` (lists of
     indices into `tensors`). For transport "file", `path` names the folder."""
 
@@ -471,7 +471,7 @@ class WeightOffer(Body):
     path: str = ""
 
 
-class WeightStatus(Body):
+class WeightStatus(Body, frozen=True):
     """A generator's report: joined | staged | committed | failed, with the reason for failed."""
 
     epoch: int
@@ -485,7 +485,7 @@ class WeightStatus(Body):
 # ---------------------------------------------------------------- operators
 
 
-class StatusRequest(Body):
+class StatusRequest(Body, frozen=True):
     """The command line asks what everything is doing."""
 
 
@@ -505,7 +505,7 @@ class RoleStatus(Struct, kw_only=True, frozen=True):
     host: str = ""
 
 
-class StatusReply(Body):
+class StatusReply(Body, frozen=True):
     """Everything `slipstream status` shows. `series` are recent points for live curves."""
 
     run_id: str
@@ -524,7 +524,7 @@ class StatusReply(Body):
     series: dict[str, list[float]] = {}
 
 
-class ControlRequest(Body):
+class ControlRequest(Body, frozen=True):
     """stop (finish and save) | pause | resume."""
 
     command: Literal["stop", "pause", "resume"]
