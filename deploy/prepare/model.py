@@ -28,11 +28,7 @@ def cache_dir() -> Path:
 
 def is_model_folder(path: Path) -> bool:
     """True when `path` holds a config, weights and a fast tokenizer."""
-    return (
-        (path / "config.json").is_file()
-        and (path / "tokenizer.json").is_file()
-        and any(path.glob("*.safetensors"))
-    )
+    return (path / "config.json").is_file() and (path / "tokenizer.json").is_file() and any(path.glob("*.safetensors"))
 
 
 def prepare_demo_model(target: Path | None = None) -> Path:
@@ -78,11 +74,11 @@ def _dequantize(gguf: Path, out: Path) -> None:
     source = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
     fields = {k: v for k, v in source.config.to_dict().items() if k != "quantization_config" and k[0] != "_"}
     config = LlamaConfig(**{**fields, "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"})
-    model = LlamaForCausalLM(config).to(torch.float32)
+    model = LlamaForCausalLM(config).float()
     model.load_state_dict(source.state_dict(), strict=True)
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.to(torch.bfloat16).save_pretrained(out)
+    model.to(dtype=torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
     assert is_model_folder(out), sorted(p.name for p in out.iterdir())
