@@ -126,6 +126,16 @@ def policy_metric_sums(
     return sums
 
 
+def sequence_metric_sums(*, score_S: Tensor, length_S: Tensor, truncated_S: Tensor) -> MetricSums:
+    """Sums for ``critic/score/mean``, ``response_length/mean`` and ``response_length/cut_share`` of sequences."""
+    return {
+        "seqs": torch.tensor(float(score_S.numel()), dtype=torch.float64, device=score_S.device),
+        "score": score_S.double().sum(),
+        "response_length": length_S.double().sum(),
+        "response_cut": truncated_S.double().sum(),
+    }
+
+
 def add_metric_sums(total: MetricSums, part: MetricSums) -> MetricSums:
     """Key-wise sum of two dictionaries of sums; a key that only one has keeps its value."""
     return {

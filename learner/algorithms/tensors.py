@@ -6,7 +6,7 @@ Shapes: ``T`` tokens of a micro-batch (its sequences one after the other, no pad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def bounded_log_ratio(numerator_T: Tensor, denominator_T: Tensor, mask_T: Tensor
 
 
 def require_finite(
-    tensors: dict[str, Tensor | None],
+    tensors: Mapping[str, Tensor | None],
     *,
     mask_T: Tensor,
     seq_id_T: Tensor,
@@ -78,6 +78,6 @@ def require_finite(
             offset = position - int((seq_id_T == sequence).nonzero()[0])
             label = trajectory_ids[sequence] if trajectory_ids is not None else f"number {sequence} of the micro-batch"
             raise ValueError(
-                f"{name} is {float(x_T[position])} at token {offset} of trajectory {label} "
+                f"{name} is {float(x_T[position].detach())} at token {offset} of trajectory {label} "
                 f"({int(bad_T.sum())} such tokens): quarantine it, or mask those tokens"
             )

@@ -1,6 +1,7 @@
 """Naive float64 references, written with loops over sequences and tokens from the papers' formulas."""
 
 import math
+from itertools import combinations
 
 import numpy as np
 
@@ -58,8 +59,6 @@ def reinforce_pp_baseline(rewards, groups, lengths):
 
 
 def passk(rewards, groups, k):
-    from itertools import combinations
-
     out = []
     for i, g in enumerate(groups):
         others = [rewards[j] for j, h in enumerate(groups) if h == g and j != i]
@@ -145,3 +144,55 @@ def aggregate(name, loss, mask, seq_id, num_tokens, num_seqs, constant):
 def kl(logp, ref, estimator):
     d = cut(logp - ref)
     return {"k1": d, "k2": d * d / 2, "k3": min(10.0, math.exp(-d) - 1 + d)}[estimator]
+
+
+def gae(reward, value, mask, seq_id, gamma, lam):
+    adv, ret = np.zeros(len(mask)), np.zeros(len(mask))
+    for s in set(seq_id):
+        ts = tokens_of(seq_id, mask, s)
+        for i, t in enumerate(ts):  # the definition: a sum of discounted temporal differences
+            for j in range(i, len(ts)):
+                following = value[ts[j + 1]] if j + 1 < len(ts) else 0.0
+                delta = reward[ts[j]] + gamma * following - value[ts[j]]
+                adv[t] += (gamma * lam) ** (j - i) * delta
+            ret[t] = adv[t] + value[t]
+    return adv, ret
+
+
+def vtrace(reward, value, log_rho, mask, seq_id, gamma, lam, rho_bar, c_bar, dead_band):
+    adv, target = np.zeros(len(mask)), np.zeros(len(mask))
+    for s in set(seq_id):
+        ts = tokens_of(seq_id, mask, s)
+        n = len(ts)
+        ratio = [1.0 if abs(log_rho[t]) <= dead_band else math.exp(log_rho[t]) for t in ts]
+        v = [value[t] for t in ts] + [0.0]
+        delta = [reward[ts[i]] + gamma * v[i + 1] - v[i] for i in range(n)]
+        excess = [0.0] * (n + 1)
+        for i in range(n):
+            for j in range(i, n):
+                trace = 1.0
+                for k in range(i, j):
+                    trace *= gamma * lam * min(c_bar, ratio[k])
+                excess[i] += trace * min(rho_bar, ratio[j]) * delta[j]
+        for i, t in enumerate(ts):
+            target[t] = v[i] + excess[i]
+            adv[t] = delta[i] + gamma * lam * excess[i + 1]
+    return adv, target
+
+
+def value_loss(value, old, ret, mask, clip, num_tokens):
+    total = 0.0
+    for t in range(len(mask)):
+        if mask[t]:
+            near = max(old[t] - clip, min(old[t] + clip, value[t]))
+            total += 0.5 * max((value[t] - ret[t]) ** 2, (near - ret[t]) ** 2)
+    return total / num_tokens
+
+
+def adaptive_entropy(entropies, target, delta, low, high):
+    """Skywork-OR1's paper: alpha_k = c_k 1[e_k <= target], c_{k+1} = c_k +- delta, c_0 = 0."""
+    c, out = 0.0, []
+    for e in entropies:
+        out.append(c * (1 if e <= target else 0))
+        c = max(low, min(high, c + delta if e < target else c - delta))
+    return out
