@@ -68,7 +68,7 @@ class CodeSection(Section):
     enabled: bool = Field(True, description="Score code at all.")
     isolation: Literal["auto", "namespaces", "seccomp", "rlimits"] = Field(
         "auto",
-        description="auto takes the strongest that works, and refuses when only rlimits (to be asked for by name) does.",
+        description="auto takes the strongest that works, never rlimits alone: that must be asked for by name.",
     )
     num_workers: int = Field(1, ge=1, description="Programs run at once.")
     time_limit_s: float = Field(6.0, gt=0, description="Wall time per test.")
