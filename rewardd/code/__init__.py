@@ -1,1 +1,9 @@
-"""Sandboxed execution of model-written programs."""
+"""Sandboxed execution of model-written programs: `run_case` judges one program by its tests inside a `Sandbox`."""
+
+from rewardd.code.cases import CodeResult, run_case
+from rewardd.code.decode import decode_tests
+from rewardd.code.extract import extract_program
+from rewardd.code.limits import Limits
+from rewardd.code.sandbox import IsolationUnavailable, Sandbox
+
+__all__ = ["CodeResult", "IsolationUnavailable", "Limits", "Sandbox", "decode_tests", "extract_program", "run_case"]

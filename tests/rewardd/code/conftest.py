@@ -1,0 +1,16 @@
+from collections.abc import Iterator
+
+import pytest
+
+from rewardd.code import IsolationUnavailable, Sandbox
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Iterator[Sandbox]:
+    """The strongest sandbox that this machine allows."""
+    try:
+        made = Sandbox()
+    except IsolationUnavailable as fault:
+        pytest.skip(f"no isolation on this machine: {fault}")
+    with made:
+        yield made
