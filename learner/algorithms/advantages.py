@@ -124,17 +124,15 @@ def grpo_passk(reward_S: Floats, group_S: Ints, length_S: Ints, options: Advanta
     """What an answer adds to the best of k: mean of ``(R_i - max of k - 1 others)+`` over all choices of the others.
 
     With k the group size it is best minus second best, to the best only (arXiv 2503.19595); in general the
-    leave-one-out estimator of arXiv 2505.15201.
+    leave-one-out estimator of arXiv 2505.15201 without its factor k / n. A group left with fewer than k answers uses its own size.
     """
     if options.passk_k == 1:
         raise ValueError("passk_k must be at least 2, or 0 for the group size: k = 1 is the plain reward, use rloo")
     adv_S = np.zeros_like(reward_S)
     for g in _groups(group_S):
-        n, k = g.size, options.passk_k or g.size
+        n, k = g.size, min(options.passk_k or g.size, g.size)
         if _without_signal(reward_S[g]):
             continue
-        if k > n:
-            raise ValueError(f"passk_k = {k} exceeds the {n} answers of group {group_S[g[0]]}: lower it")
         order = g[np.argsort(reward_S[g], kind="stable")]
         sorted_reward = reward_S[order]
         # The j-th smallest (0-based) of the n - 1 others is the largest of k - 1 of them in comb(j, k - 2) choices.

@@ -86,6 +86,12 @@ def test_refusals() -> None:
         compute_advantages("grpo", reward_S=[1.0, np.nan], group_S=[5, 5], length_S=[1, 1])
     with pytest.raises(ValueError, match="must be equal"):
         compute_advantages("grpo", reward_S=[1.0], group_S=[0, 0], length_S=[1])
-    with pytest.raises(ValueError, match="passk_k = 5 exceeds the 2 answers of group 3"):
-        options = AdvantageOptions(passk_k=5)
+    with pytest.raises(ValueError, match="passk_k must be at least 2"):
+        options = AdvantageOptions(passk_k=1)
         compute_advantages("grpo_passk", reward_S=[1.0, 0.0], group_S=[3, 3], length_S=[1, 1], options=options)
+
+
+def test_passk_of_a_group_with_fewer_answers_uses_its_size() -> None:
+    arguments = {"reward_S": [1.0, 0.25], "group_S": [3, 3], "length_S": [1, 1]}
+    actual = compute_advantages("grpo_passk", **arguments, options=AdvantageOptions(passk_k=5))
+    np.testing.assert_allclose(actual, [0.75, 0.0])
