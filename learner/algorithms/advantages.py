@@ -124,7 +124,8 @@ def grpo_passk(reward_S: Floats, group_S: Ints, length_S: Ints, options: Advanta
     """What an answer adds to the best of k: mean of ``(R_i - max of k - 1 others)+`` over all choices of the others.
 
     With k the group size it is best minus second best, to the best only (arXiv 2503.19595); in general the
-    leave-one-out estimator of arXiv 2505.15201 without its factor k / n. A group left with fewer than k answers uses its own size.
+    leave-one-out estimator of arXiv 2505.15201 without its factor k / n. A group left with fewer than k answers uses
+    its own size.
     """
     if options.passk_k == 1:
         raise ValueError("passk_k must be at least 2, or 0 for the group size: k = 1 is the plain reward, use rloo")

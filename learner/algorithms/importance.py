@@ -98,9 +98,7 @@ def proximal_loglinear(
     version_behaviour_T: Tensor,
     version_current: int,
 ) -> Tensor:
-    """Proximal log-probabilities without a forward pass, ``[T]``: log-linear interpolation by version.
-
-    A-3PO, arXiv 2512.06547:
+    """Proximal log-probabilities without a forward pass, ``[T]``: log-linear interpolation (arXiv 2512.06547).
 
     ``alpha = (v_prox - v_behaviour) / (v_current - v_behaviour)`` cut to [0, 1] and
     ``log pi_prox = log pi_behaviour + alpha (log pi_current - log pi_behaviour)``. ``v_current`` is the version being

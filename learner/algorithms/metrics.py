@@ -22,6 +22,9 @@ RATIO_EDGES = (0.5, 0.8, 0.9, 0.99, 1.01, 1.1, 1.25, 2.0)
 """Edges of the histogram ``actor/ratio_share/<bin>`` of current over anchor policy."""
 
 MEANS: dict[str, tuple[str, str]] = {
+    "actor/loss": ("loss", "updates"),
+    "actor/pg_loss": ("pg_loss", "updates"),
+    "critic/vf_loss": ("vf_loss", "vf_updates"),
     "actor/entropy": ("entropy", "tokens"),
     "actor/entropy_loss": ("nll", "tokens"),
     "actor/ppo_kl": ("ppo_kl", "tokens"),
@@ -45,14 +48,10 @@ MEANS: dict[str, tuple[str, str]] = {
     "response_length/mean": ("response_length", "seqs"),
     "response_length/cut_share": ("response_cut", "seqs"),
 }
-"""Metric name to (numerator, denominator) among the sums."""
+"""Metric name to (numerator, denominator) among the sums. ``updates`` is trained tokens over the batch's trained
+tokens: 1 for a whole mini-batch, so that losses stay means when the sums of several mini-batches are added."""
 
-TOTALS: dict[str, str] = {
-    "actor/loss": "loss",
-    "actor/pg_loss": "pg_loss",
-    "critic/vf_loss": "vf_loss",
-    "learner/trained_tokens": "tokens",
-}
+TOTALS: dict[str, str] = {"learner/trained_tokens": "tokens"}
 """Metric name to the sum that is its value."""
 
 
@@ -80,6 +79,7 @@ def policy_metric_sums(
     seq_id_T: Tensor,
     entropy_T: Tensor | None,
     kl_ref_T: Tensor | None,
+    num_tokens_global: int,
 ) -> MetricSums:
     """Sums (0-d float64) of one micro-batch; masked positions take no part in any of them."""
     logp_T, prox_T, behaviour_T = (masked(x.detach(), mask_T).double() for x in (logp_T, logp_prox_T, logp_behaviour_T))
@@ -94,6 +94,7 @@ def policy_metric_sums(
         "loss": loss.detach().double(),
         "pg_loss": pg_loss.detach().double(),
         "tokens": mask_T.sum().double(),
+        "updates": mask_T.sum().double() / num_tokens_global,
         "nll": total(-logp_T),
         "ppo_kl": total(prox_T - logp_T),
         "kl_behaviour": total(behaviour_T - logp_T),

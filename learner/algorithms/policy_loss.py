@@ -145,6 +145,7 @@ def compute_policy_loss(
         seq_id_T=seq_id_T,
         entropy_T=entropy_T,
         kl_ref_T=kl_T,
+        num_tokens_global=num_tokens_global,
     )
     return loss, sums
 

@@ -44,6 +44,7 @@ def compute_value_loss(
         sums = {
             "vf_loss": loss.detach().double(),
             "vf_tokens": mask_T.sum().double(),
+            "vf_updates": mask_T.sum().double() / num_tokens_global,
             "vf_clipped": masked_sum((clipped_T > plain_T).double(), mask_T),
             "vpred": value.sum(),
             "return": target.sum(),

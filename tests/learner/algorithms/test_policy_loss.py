@@ -275,6 +275,13 @@ def test_sum_keys_do_not_depend_on_the_data() -> None:
     assert all(float(x) == 0 for x in empty.values())
 
 
+def test_losses_stay_means_over_several_mini_batches() -> None:
+    first, second = (loss_and_grad(make_batch(seed), LossConfig()) for seed in (0, 1))
+    metrics = finalize_metrics(add_metric_sums(first[2], second[2]))
+    assert metrics["actor/pg_loss"] == pytest.approx(float(first[0] + second[0]) / 2)
+    assert finalize_metrics(first[2])["actor/loss"] == pytest.approx(float(first[0]))
+
+
 def test_zero_loss_is_connected_and_without_influence() -> None:
     x_T = torch.tensor([float("nan"), 1.0], requires_grad=True)
     loss = zero_loss(x_T)
