@@ -103,8 +103,14 @@ def test_handed_case(sandbox: Sandbox, case: dict[str, Any]) -> None:
         watcher.start()
     with host(case):
         began = time.monotonic()
-        result = run_case(sandbox, kind=case["kind"], response=case["response"], tests=case["tests"], limits=limits,
-                          early_exit="expected_rate" not in case)
+        result = run_case(
+            sandbox,
+            kind=case["kind"],
+            response=case["response"],
+            tests=case["tests"],
+            limits=limits,
+            early_exit="expected_rate" not in case,
+        )
         wall = time.monotonic() - began
     if "peak_rss_mb_max" in case:
         watcher.ended.set()

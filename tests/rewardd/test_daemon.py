@@ -1,0 +1,180 @@
+"""The daemon as a process, over real sockets."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from protocol.config.services import TransportSection
+from protocol.errors import ExitStatus, PeerUnreachable
+from protocol.messages import Busy, ScoredTrajectory, TrajectoryAck
+from protocol.sockets import Client, make_hello
+from tests.rewardd.support import TRANSPORT, children_of, daemon, trajectory, wait_gone, write_config
+from tests.support.fake_coordinator import FakeCoordinator, ground_truth
+from tests.support.wait import wait_until
+
+TRUTHS = {
+    "p0": ground_truth("p0", "42"),
+    "p1": ground_truth("p1", '["1/2"]'),
+    "bad": ground_truth("bad", None),
+}
+
+
+@pytest.fixture
+def coordinator() -> Iterator[FakeCoordinator]:
+    fake = FakeCoordinator(transport=TransportSection(**TRANSPORT), truths=dict(TRUTHS))
+    yield fake
+    fake.close()
+
+
+def connect(coordinator: FakeCoordinator, *, daemon_name: str = "rewardd-0") -> Client:
+    wait_until(lambda: daemon_name in coordinator.hellos, what=f"hello of {daemon_name}")
+    address = str(coordinator.hellos[daemon_name].attributes["address"])
+    client = Client(address, hello=make_hello("generator", name="generator-0"), transport=TransportSection(**TRANSPORT))
+    client.start(deadline_s=10)
+    return client
+
+
+def deliver(client: Client, *args, **kwargs) -> TrajectoryAck | Busy:
+    body, arrays = trajectory(*args, **kwargs)
+    answer = client.request(body, arrays=arrays, deadline_s=20).result(30).body
+    assert isinstance(answer, TrajectoryAck | Busy)
+    return answer
+
+
+def verdict_of(coordinator: FakeCoordinator, group_id: int):
+    bodies = [r.body for r in coordinator.scored if r.body.trajectory.group_id == group_id]
+    assert len(bodies) == 1
+    return bodies[0].verdict
+
+
+def test_trajectories_are_judged_and_acknowledged_end_to_end(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    config = write_config(tmp_path, coordinator=coordinator.address, shaping={"format_bonus": 0.1})
+    with daemon(config) as process:
+        client = connect(coordinator)
+        assert deliver(client, 1, "p0", "so \\boxed{42}").status == "accepted"
+        assert deliver(client, 2, "p0", "so \\boxed{41}").status == "accepted"
+        assert deliver(client, 3, "p1", "so \\boxed{0.5}", purpose="eval").status == "accepted"
+        assert deliver(client, 1, "p0", "so \\boxed{42}").status == "duplicate"
+        scored = coordinator.scored[0].body
+        assert isinstance(scored, ScoredTrajectory) and scored.rewardd == "rewardd-0"
+        assert (scored.verdict.kind, scored.verdict.components) == ("correct", {"correctness": 1.0, "format": 0.1})
+        assert scored.verdict.score == pytest.approx(1.1)
+        assert verdict_of(coordinator, 2).kind == "wrong"
+        assert verdict_of(coordinator, 3).score == 1.0
+        sent = trajectory(1, "p0", "")[1]
+        for name, array in coordinator.scored[0].arrays.items():
+            np.testing.assert_array_equal(array, sent[name], strict=True)
+        assert coordinator.requested == {"p0": 1, "p1": 1}
+        workers = children_of(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == ExitStatus.STOPPED
+        wait_gone(workers)
+        client.close(deadline_s=0)
+
+
+def test_malformed_aborted_and_unknown_are_rejected_never_scored(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    with daemon(write_config(tmp_path, coordinator=coordinator.address)):
+        client = connect(coordinator)
+        body, arrays = trajectory(1, "p0", "\\boxed{42}")
+        client.request(body, arrays=arrays | {"versions": arrays["versions"][:-1]}, deadline_s=20).result(30)
+        nan = arrays["logp_behaviour"].copy()
+        nan[2] = np.nan
+        body, _ = trajectory(2, "p0", "\\boxed{42}")
+        client.request(body, arrays=arrays | {"logp_behaviour": nan}, deadline_s=20).result(30)
+        deliver(client, 3, "p0", "\\boxed{42}", finish_reason="aborted")
+        deliver(client, 4, "nowhere", "\\boxed{42}")
+        deliver(client, 5, "bad", "\\boxed{42}")
+        reasons = [verdict_of(coordinator, group).reason for group in range(1, 6)]
+        assert reasons == ["malformed", "malformed", "malformed", "unknown_prompt", "bad_ground_truth"]
+        assert {verdict_of(coordinator, group).kind for group in range(1, 6)} == {"rejected"}
+        client.close(deadline_s=0)
+
+
+def test_b24_masked_nan_extra_arrays_and_absent_options_pass(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    with daemon(write_config(tmp_path, coordinator=coordinator.address)):
+        client = connect(coordinator)
+        body, arrays = trajectory(1, "p0", "\\boxed{42}")
+        mask, logp = arrays["loss_mask"].copy(), arrays["logp_behaviour"].copy()
+        mask[1], logp[1] = 0, np.nan
+        extra = {"loss_mask": mask, "logp_behaviour": logp, "notes/extra": np.arange(6.0).reshape(2, 3)}
+        ack = client.request(body, arrays=arrays | extra, deadline_s=20).result(30).body
+        assert ack.status == "accepted"
+        assert verdict_of(coordinator, 1).kind == "correct"
+        np.testing.assert_array_equal(coordinator.scored[0].arrays["notes/extra"], extra["notes/extra"], strict=True)
+        client.close(deadline_s=0)
+
+
+def test_full_queue_pushes_back_and_a_lost_coordinator_is_waited_for(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    with daemon(write_config(tmp_path, coordinator=coordinator.address, max_queue=2)):
+        client = connect(coordinator)
+        deliver(client, 1, "p0", "\\boxed{42}")
+        coordinator.answer_scored = False
+        waiting = []
+        for group_id in (2, 3):
+            body, arrays = trajectory(group_id, "p0", "\\boxed{42}")
+            waiting.append(client.request(body, arrays=arrays, deadline_s=60))
+        wait_until(lambda: coordinator.heartbeats["rewardd-0"].metrics.get("rewardd/queue_depth") == 2)
+        assert isinstance(deliver(client, 4, "p0", "\\boxed{42}"), Busy)
+        again, arrays = trajectory(2, "p0", "\\boxed{42}")
+        waiting.append(client.request(again, arrays=arrays, deadline_s=60))
+        coordinator.close()
+        fresh = FakeCoordinator(coordinator.address, transport=TransportSection(**TRANSPORT), truths=dict(TRUTHS))
+        try:
+            statuses = [future.result(60).body.status for future in waiting]
+            assert statuses == ["accepted"] * 3
+            assert sorted(r.body.trajectory.group_id for r in fresh.scored) == [2, 3]
+        finally:
+            client.close(deadline_s=0)
+            fresh.close()
+
+
+def test_b30_killed_daemon_leaves_nothing_and_its_successor_is_heard(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    config = write_config(tmp_path, coordinator=coordinator.address)
+    with daemon(config) as process:
+        client = connect(coordinator)
+        deliver(client, 1, "p0", "\\boxed{42}")
+        workers = children_of(process.pid)
+        assert workers
+        coordinator.answer_scored = False
+        body, arrays = trajectory(2, "p0", "\\boxed{42}")
+        lost = client.request(body, arrays=arrays, deadline_s=30)
+        wait_until(lambda: coordinator.heartbeats["rewardd-0"].metrics.get("rewardd/queue_depth") == 1)
+        process.kill()
+        with pytest.raises(PeerUnreachable):
+            lost.result(10)
+        wait_gone(workers)
+        client.close(deadline_s=0)
+    coordinator.answer_scored = True
+    old = coordinator.hellos["rewardd-0"].incarnation if "rewardd-0" in coordinator.hellos else ""
+    with daemon(config):
+        wait_until(lambda: "rewardd-0" in coordinator.hellos and coordinator.hellos["rewardd-0"].incarnation != old)
+        client = connect(coordinator)
+        assert deliver(client, 2, "p0", "\\boxed{42}").status == "accepted"
+        client.close(deadline_s=0)
+
+
+def test_the_end_of_the_run_ends_the_daemon_with_status_0(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    with daemon(write_config(tmp_path, coordinator=coordinator.address)) as process:
+        connect(coordinator).close(deadline_s=0)
+        coordinator.command = "stop"
+        assert process.wait(15) == ExitStatus.FINISHED
+
+
+def test_b22_killed_worker_is_replaced_while_serving(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    with daemon(write_config(tmp_path, coordinator=coordinator.address, math={"num_workers": 2})) as process:
+        client = connect(coordinator)
+        deliver(client, 1, "p0", "\\boxed{42}")
+        nursery = psutil.Process(process.pid).children()[0]
+        for worker in nursery.children():
+            worker.kill()
+        assert deliver(client, 2, "p0", "\\boxed{42.0}").status == "accepted"
+        assert verdict_of(coordinator, 2).kind == "correct"
+        client.close(deadline_s=0)
