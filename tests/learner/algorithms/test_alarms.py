@@ -102,6 +102,13 @@ def test_an_alarm_ends_when_the_metric_is_normal_again() -> None:
     assert len(drive(alarms, rng, changed={"actor/kl_behaviour": 3.0}, num=6)) == 2
 
 
+def test_a_collapse_does_not_become_the_new_normal() -> None:
+    alarms, rng = after_normal_updates()
+    drive(alarms, rng, changed={"response_length/mean": 4000.0}, num=200)
+    assert alarms.active == {"drift:response_length/mean"}
+    assert alarms.last_good_update == NUM_NORMAL - 1
+
+
 def test_acknowledging_makes_the_new_level_the_reference() -> None:
     alarms, rng = after_normal_updates()
     drive(alarms, rng, changed={"response_length/mean": 4000.0}, num=6)
