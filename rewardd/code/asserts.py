@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import socket
 import time
@@ -14,6 +15,7 @@ from rewardd.code.execution import (
     START_ALLOWANCE_S,
     Status,
     failure_of,
+    memory_file,
     num_oom_kills,
     record_of,
 )
@@ -115,7 +117,9 @@ def _run_session(slot: Slot, plan: Plan, *, program: str, limits: Limits, first:
     prefix = plan.tests.get("import_prefix") or ""
     served = {"role": "program", "mode": "serve", "program": program, "prefix": prefix,
               "class_names": sorted(units.parse(plan.tests).class_names)}
-    tested = {"role": "tests", "mode": "tests", "tests": plan.tests, "first": first, "early_exit": early_exit}
+    # The tests hold expected values: they pass the fork server, the program's ancestor, only as a descriptor.
+    tested = {"role": "tests", "mode": "tests", "first": first, "early_exit": early_exit}
+    tests_file = memory_file(json.dumps(plan.tests).encode())
     position = 0
 
     def unit_deadline() -> float:
@@ -137,12 +141,13 @@ def _run_session(slot: Slot, plan: Plan, *, program: str, limits: Limits, first:
     try:
         program_job = slot.launch(served, limits=per_process, fds={"channel": report_write,
                                                                    "link": program_end.fileno()})
-        tests_job = slot.launch(tested, limits=per_process, fds={"channel": records_write, "link": tests_end.fileno()})
+        tests_job = slot.launch(tested, limits=per_process, fds={
+            "channel": records_write, "link": tests_end.fileno(), "tests": tests_file})
         launched = True
     finally:
         for end in (program_end, tests_end):
             end.close()
-        for handle in (records_write, report_write, *(() if launched else (records_read, report_read))):
+        for handle in (tests_file, records_write, report_write, *(() if launched else (records_read, report_read))):
             os.close(handle)
     endings = slot.watch({program_job, tests_job}, sinks=[records, report], leader=tests_job,
                          deadline=unit_deadline() + START_ALLOWANCE_S)

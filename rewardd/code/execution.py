@@ -119,7 +119,9 @@ def record_of(report: Sink) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def failure_of(ending: Ending, *, oom: bool, limits: Limits, sinks: list[Sink], record: dict[str, Any]) -> Status | None:
+def failure_of(ending: Ending, *, oom: bool, limits: Limits, sinks: list[Sink],
+               record: dict[str, Any]) -> Status | None:
+    """Why a process that ran under these limits has no answer; None if it ended well."""
     if any(sink.overflowed for sink in sinks):
         return "output_limit"
     if ending.status is None:

@@ -24,6 +24,7 @@ Level = Literal["auto", "namespaces", "seccomp", "rlimits"]
 
 _LOG: Final = logging.getLogger(__name__)
 _LEVELS: Final = ("namespaces", "seccomp", "rlimits")
+_DEFAULT_PACKAGES: Final = ("numpy",)
 _BORROW_DEADLINE_S: Final = 600.0
 _PROBE_LIMITS: Final = Limits(time_limit_s=20.0, memory_mb=512)
 # Each entry is what the program managed to do; a level promises that some of these stay empty.
@@ -69,8 +70,10 @@ class IsolationUnavailable(ValueError):
     """The isolation asked for cannot be had on this machine; the message says why and what to do."""
 
 
-def _packages(names: tuple[str, ...]) -> dict[str, str]:
+def _packages(names: tuple[str, ...] | None) -> dict[str, str]:
     """Folders to bind for each package, with the folder of bundled libraries that wheels put beside it."""
+    if names is None:
+        names = tuple(name for name in _DEFAULT_PACKAGES if importlib.util.find_spec(name))
     folders: dict[str, str] = {}
     for name in names:
         spec = importlib.util.find_spec(name)
@@ -95,7 +98,7 @@ class Sandbox:
     Args:
         level: the level wanted; a level named is had or refused, never weakened.
         num_slots: programs that run at one time.
-        packages: third-party packages that programs may import.
+        packages: third-party packages that programs may import; default: numpy, if it is installed.
         preload: modules imported once per slot and so free for every program (they add to the cost of a fork).
         interpreter: the Python that runs programs; default: this one.
         uid_base: first of two unused user ids per slot (only as root).
@@ -105,7 +108,7 @@ class Sandbox:
         IsolationUnavailable: no permitted level works here.
     """
 
-    def __init__(self, level: Level = "auto", *, num_slots: int = 1, packages: tuple[str, ...] = (),
+    def __init__(self, level: Level = "auto", *, num_slots: int = 1, packages: tuple[str, ...] | None = None,
                  preload: tuple[str, ...] = (), interpreter: str | None = None, uid_base: int = 64_000,
                  use_cgroup: bool = True) -> None:
         if level not in ("auto", *_LEVELS):

@@ -23,6 +23,9 @@ _START_DEADLINE_S: Final = 30.0
 _KILL_DEADLINE_S: Final = 30.0
 _READ_BYTES: Final = 1 << 18
 _HARNESS_FOLDER: Final = str(Path(__file__).parent)
+# All that a program finds in its environment; one thread, since a program has one core and few processes.
+_ENVIRONMENT: Final = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1",
+                       "OMP_NUM_THREADS": "1"}
 _BOOT: Final = "import sys; sys.path.insert(0, sys.argv[1]); from inside.forkserver import main; main()"
 
 
@@ -96,7 +99,7 @@ class Slot:
         try:
             self._process = subprocess.Popen(
                 [self._interpreter, "-I", "-S", "-B", "-c", _BOOT, _HARNESS_FOLDER, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={}, cwd="/",
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=_ENVIRONMENT, cwd="/",
                 pass_fds=(theirs.fileno(), *moved), start_new_session=True)
         except OSError as fault:
             raise InfraError(f"cannot start {self._interpreter}: {fault}") from fault

@@ -1,7 +1,8 @@
 """The fork server of one slot: a small warm interpreter that forks one confined process per test.
 
 It never sees an expected output, so nothing a program could find in its memory or in that of its ancestors is worth
-finding. Requests and replies are length-prefixed JSON on the socket named in argv; a request carries the test's descriptors.
+finding. Requests and replies are length-prefixed JSON on the socket named in argv; a request carries the descriptors of
+its test.
 Every process it starts is gone and reaped before it answers. It ends when its parent closes the socket.
 """
 
@@ -20,7 +21,15 @@ from typing import Any, Final, NoReturn
 
 from . import confine, kernel, landlock, prelude, program, seccomp, serve, sweep, testrun, view
 
-_PRELOADED: Final = ["abc", "argparse", "array", "ast", "asyncio", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "encodings.idna", "encodings.latin_1", "encodings.ascii", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json", "linecache", "locale", "math", "multiprocessing", "numbers", "operator", "os", "pprint", "queue", "random", "re", "secrets", "shutil", "signal", "statistics", "string", "struct", "subprocess", "tempfile", "textwrap", "threading", "time", "timeit", "traceback", "types", "typing", "unicodedata", "unittest", "uuid", "zlib", "zoneinfo"]
+_PRELOADED: Final = (
+    "abc", "argparse", "array", "ast", "asyncio", "base64", "bisect", "calendar", "cmath", "collections",
+    "contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "encodings.idna",
+    "encodings.latin_1", "encodings.ascii", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io",
+    "itertools", "json", "linecache", "locale", "math", "multiprocessing", "numbers", "operator", "os", "pprint",
+    "queue", "random", "re", "secrets", "shutil", "signal", "statistics", "string", "struct", "subprocess",
+    "tempfile", "textwrap", "threading", "time", "timeit", "traceback", "types", "typing", "unicodedata",
+    "unittest", "uuid", "zlib", "zoneinfo",
+)
 
 
 @dataclass
@@ -159,7 +168,7 @@ def _become_program(fence: confine.Fence, request: dict[str, Any], handles: list
         confine.confine(fence, role=request["role"], limits=request["limits"])
         os.write(notes, b"ready\n")
         kept = confine.rewire(stdin=given.get("stdin"), stdout=given.get("stdout"),
-                              keep=[given[name] for name in ("channel", "link") if name in given])
+                              keep=[given[name] for name in ("channel", "link", "tests") if name in given])
         confine.reset_signals()
         program.open_streams()
     except BaseException as fault:
@@ -179,7 +188,7 @@ def _dispatch(request: dict[str, Any], kept: list[int], offered: dict[str, Any])
     if mode == "serve":
         serve.run(request["program"], channel=channel, link_handle=kept[1], prefix=request["prefix"],
                   class_names=request["class_names"], prelude=offered)
-    testrun.run(request["tests"], channel=channel, link_handle=kept[1], first=request["first"],
+    testrun.run(kept[2], channel=channel, link_handle=kept[1], first=request["first"],
                 early_exit=request["early_exit"], prelude=offered)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import json
 import os
 import sys
 import types
@@ -221,7 +222,7 @@ class Runner:
             self._reporter.passed(number)
 
 
-def run(tests: dict[str, Any], *, channel: int, link_handle: int, first: int, early_exit: bool,
+def run(tests_file: int, *, channel: int, link_handle: int, first: int, early_exit: bool,
         prelude: dict[str, Any]) -> NoReturn:
     """Waits for the program, runs the units from `first` on, reports, ends the process."""
     reporter = Reporter(channel, first=first, early_exit=early_exit)
@@ -229,7 +230,8 @@ def run(tests: dict[str, Any], *, channel: int, link_handle: int, first: int, ea
     try:
         ready = link.receive()
         reporter.write(state="ready")
-        suite = units.parse(tests)
+        with open(tests_file, "rb") as file:
+            suite = units.parse(json.load(file))
         Runner(suite, reporter, link, prelude).run(ready[1])
         reporter.write(state="done")
     except Stop:

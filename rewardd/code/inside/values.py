@@ -125,7 +125,7 @@ class Decoder:
 
     def __init__(self, *, opaque: Hook | None = None, node_classes: dict[str, type] | None = None) -> None:
         self._opaque = opaque or (lambda code: Opaque(type_name=str(code[1]) if len(code) > 1 else "?"))
-        self._node_classes = node_classes or {}
+        self._node_classes = {} if node_classes is None else node_classes
 
     def decode(self, message: Any) -> Any:
         """Raises `ValueError` for anything that is not a well-formed message."""
