@@ -81,7 +81,8 @@ class Journal:
             self._next_segment()
         specs = [ArraySpec(name, array.dtype.str, array.shape) for name, array in arrays.items()]
         header = _encoder.encode(specs)
-        parts = [header, *(np.ascontiguousarray(array).data.cast("B") for array in arrays.values() if array.size)]
+        parts: list[bytes | memoryview] = [header]
+        parts += [memoryview(np.ascontiguousarray(array)).cast("B") for array in arrays.values() if array.size]
         crc = 0
         length = 0
         for part in parts:

@@ -25,7 +25,7 @@ _PRIORITY = {"train": 0, "eval": 1}
 
 
 class Ledger:
-    """Groups in flight, by purpose and in lease order.
+    """Groups in flight, by purpose and in lease order; `num_batched` of the training groups are in a planned batch.
 
     Args:
         store: the database; its transaction is committed by the caller.
@@ -49,11 +49,13 @@ class Ledger:
         self._open: list[tuple[int, int, int]] = []  # heap of (priority, group, slot); stale entries are skipped
         self._failures: dict[str, int] = {}
         self._quarantined: set[str] = set()
+        self.num_batched = 0
         self._last_group = self._load(now)
 
     def _load(self, now: float) -> int:
         for group in self._store.load_groups():
             self._live(group)[group.group_id] = group
+            self.num_batched += group.batch_id is not None
             for slot in group.slots:
                 if slot.state == "open":
                     self._push_open(group, slot)
@@ -209,6 +211,7 @@ class Ledger:
                 self._cancel(slot)
                 self._unhold(slot)
         del self._live(group)[group.group_id]
+        self.num_batched -= group.batch_id is not None
         self._store.end_group(group, state, reason)
         if group.purpose == "train":
             self.ended[state] += len(group.slots)
@@ -236,6 +239,7 @@ class Ledger:
         """Marks a complete group as planned in a batch."""
         assert group.complete and group.batch_id is None
         group.batch_id = batch_id
+        self.num_batched += 1
         self._store.set_batch(group)
 
     # ------------------------------------------------------------ helpers

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 
 class Draw(NamedTuple):
-    """The prompt at `position` of a pass; `index` counts in the data."""
+    """The prompt at `position` of a pass; `row` counts usable rows of the data."""
 
     pass_number: int
     position: int
-    index: int
+    row: int
 
 
 def pass_order(
@@ -73,7 +73,7 @@ class PromptOrder:
             while self._position < len(self._order):
                 draw = Draw(self._pass, self._position, int(self._order[self._position]))
                 self._position += 1
-                if not self._skip(draw.index):
+                if not self._skip(draw.row):
                     return draw
             self._pass += 1
             self._position = 0

@@ -67,7 +67,7 @@ def _read_parquet(stream: IO[bytes], address: str) -> Iterator[Row]:
         raise UserError(f"{address} is not a readable Parquet file: {_one_line(error)}") from error
 
 
-def _read_json_lines(stream: IO[bytes], address: str) -> Iterator[Row]:
+def _read_json_lines(stream: Any, address: str) -> Iterator[Row]:
     text = io.TextIOWrapper(stream, encoding="utf-8")
     try:
         for number, line in enumerate(text, start=1):

@@ -1,0 +1,187 @@
+"""The coordinator process: opens the run folder, binds, and loops over poll, handle, commit, send."""
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from learner.coordinator.exporter import MetricsExporter
+from learner.coordinator.journal import Journal
+from learner.coordinator.metrics import RecordFile
+from learner.coordinator.packing import model_shape
+from learner.coordinator.schema import open_database
+from learner.coordinator.service import Coordinator
+from learner.coordinator.store import Store
+from learner.data.dataset import PromptSet, check_overlap, load_prompts
+from learner.data.tokenization import PromptTokenizer
+from protocol.config import Config
+from protocol.errors import ExitStatus, MessageTooLarge
+from protocol.logs import event, setup_logging
+from protocol.messages import Refused
+from protocol.sockets import Received, Server, new_incarnation
+from protocol.versions import tokenizer_hash
+
+log = logging.getLogger(__name__)
+
+
+def run(config: Config, *, name: str) -> ExitStatus:
+    """Runs the coordinator until the run is finished or stopped.
+
+    Raises UserError, within seconds and before anything is changed, when the run folder cannot be used, the address
+    is taken, or the data cannot be read.
+    """
+    setup_logging("coordinator", name)
+    stop = _StopFlag()
+    folder = Path(config.run.dir)
+    store = Store(open_database(folder / "coordinator" / "ledger.sqlite"))
+    segment_bytes = config.coordinator.segment_mb << 20
+    journal = Journal(folder / "coordinator" / "segments", segment_bytes=segment_bytes)
+    metrics, evaluations = RecordFile(folder / "metrics.jsonl"), RecordFile(folder / "eval.jsonl")
+    incarnation = new_incarnation()
+    tokenizer_folder = config.model.tokenizer_path or config.model.path
+    hash_of_tokenizer = tokenizer_hash(tokenizer_folder)
+    coordinator: list[Coordinator] = []
+    server = Server(
+        config.coordinator.listen,
+        name=name,
+        transport=config.transport,
+        accept=lambda hello: coordinator[0].accept(hello),
+        tokenizer_hash=hash_of_tokenizer,
+        setting="coordinator.listen",
+    )
+    try:
+        tokenizer = PromptTokenizer(tokenizer_folder, template_kwargs=config.model.chat_template_kwargs)
+        train, held_out = load_data(config, tokenizer)
+        coordinator.append(
+            Coordinator(
+                config,
+                train=train,
+                evaluation=held_out,
+                tokenizer=tokenizer.facts(config.model.path),
+                tokenizer_hash=hash_of_tokenizer,
+                shape=model_shape(config.model.path),
+                store=store,
+                journal=journal,
+                metrics=metrics,
+                evaluations=evaluations,
+                clock=wall_anchored_clock(),
+                name=name,
+                incarnation=incarnation,
+            )
+        )
+        event(log, logging.INFO, "coordinator ready", address=server.address, run_dir=str(folder), prompts=len(train))
+        with MetricsExporter(config.coordinator.metrics_port) as exporter:
+            return _loop(config, server, coordinator[0], stop, exporter)
+    finally:
+        server.close(deadline_s=min(2.0, config.deploy.stop_grace_s))
+        store.commit()
+        journal.close()
+        store.connection.close()
+        metrics.close()
+        evaluations.close()
+
+
+def load_data(config: Config, tokenizer: PromptTokenizer) -> tuple[PromptSet, PromptSet | None]:
+    """Training and held-out prompts, checked; rows that are left out are named in the log."""
+    limit = config.data.max_prompt_tokens
+    train = load_prompts(config.data.train_files, tokenizer=tokenizer, max_prompt_tokens=limit)
+    held_out = None
+    if config.data.eval_files:
+        held_out = load_prompts(config.data.eval_files, tokenizer=tokenizer, max_prompt_tokens=limit)
+        common = check_overlap(train, held_out, max_fraction=config.data.max_eval_overlap)
+        for prompt in common:
+            event(log, logging.WARNING, "evaluation prompt is in the training data", prompt_id=prompt.prompt_id)
+    for prompts in (train, held_out):
+        for item in prompts.left_out if prompts is not None else ():
+            event(log, logging.WARNING, "row left out", file=item.file, row=item.row, reason=item.reason)
+    return train, held_out
+
+
+def wall_anchored_clock() -> Callable[[], float]:
+    """Seconds since the epoch at the start, monotonic from then on (a clock that is set back disturbs no deadline)."""
+    base = time.time() - time.monotonic()
+    return lambda: base + time.monotonic()
+
+
+class _StopFlag:
+    """Set by SIGTERM or SIGINT; a second signal ends the process at once (everything acknowledged is durable)."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.requested = True
+
+
+def _loop(
+    config: Config, server: Server, coordinator: Coordinator, stop: _StopFlag, exporter: MetricsExporter
+) -> ExitStatus:
+    poll_s = min(0.05, config.transport.heartbeat_s / 4)
+    ending = _Ending(config)
+    pending: list[Received] = []
+    while True:
+        if not pending:
+            pending = server.poll(poll_s)
+        begun = time.monotonic()
+        for number, received in enumerate(pending, start=1):
+            peer = received.peer
+            coordinator.handle(
+                f"{peer.name}/{peer.incarnation}",
+                received.envelope.body,
+                received.arrays,
+                msg_id=received.envelope.msg_id,
+            )
+            if time.monotonic() - begun > config.coordinator.commit_interval_ms / 1000.0:
+                break
+        pending = pending[number:] if pending else []
+        for peer in server.gone():
+            coordinator.gone(f"{peer.name}/{peer.incarnation}", orderly=False)
+        coordinator.tick()
+        coordinator.commit()
+        _send(server, coordinator)
+        exporter.update(coordinator)
+        if stop.requested:
+            event(log, logging.INFO, "coordinator stops", reason="signal")
+            return ExitStatus.STOPPED
+        if ending.is_over(coordinator):
+            return ExitStatus.FINISHED if coordinator.facts.state == "finished" else ExitStatus.STOPPED
+
+
+def _send(server: Server, coordinator: Coordinator) -> None:
+    for message in coordinator.take_outbox():
+        try:
+            server.send(message.peer, message.body, arrays=message.arrays, reply_to=message.reply_to)
+        except MessageTooLarge as error:
+            event(log, logging.ERROR, "message not sent", peer=message.peer, error=str(error))
+            server.send(message.peer, Refused(code="too_large", reason=str(error)), reply_to=message.reply_to)
+
+
+class _Ending:
+    """When a finished or stopped run's coordinator may go: its peers have left, or had their time.
+
+    Peers learn the end from heartbeats, so at least three of these pass; a trainer may need long to save.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._linger_s = 3 * config.transport.heartbeat_s
+        self._grace_s = config.deploy.stop_grace_s
+        self._since: float | None = None
+
+    def is_over(self, coordinator: Coordinator) -> bool:
+        if coordinator.facts.state not in ("finished", "stopped"):
+            self._since = None
+            return False
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        waited = now - self._since
+        others = coordinator.members.of_role("generator") + coordinator.members.of_role("rewardd")
+        if coordinator.members.of_role("trainer"):
+            return False  # it is saving; when it dies, the server notices
+        return waited > self._linger_s and (not others or waited > self._grace_s)
