@@ -1,30 +1,45 @@
-"""Alarms of an unattended run: collapse of entropy or reward, drift from the behaviour policy, filtered for ever."""
+"""Alarms of an unattended run: collapse and drift of training metrics, and conditions the coordinator sees itself."""
 
-from math import isfinite
+import json
+from typing import Any
 
+from learner.algorithms.alarms import AlarmConfig, CollapseAlarms, default_limits
 from protocol.config.learner import AlarmSection
 
 
 class Alarms:
-    """Pure state: `observe` each trained batch, `active` are the alarms that hold now, by slug."""
+    """`active` maps the slug of each alarm that holds now to one line of text.
 
-    def __init__(self, section: AlarmSection) -> None:
-        self._section = section
-        self._flat_updates = 0
+    Collapse alarms (`learner.algorithms.alarms`) are fed with each trained batch; conditions of the coordinator are
+    set and ended by slug.
+    """
+
+    def __init__(self, section: AlarmSection, *, state: dict[str, Any] | None = None) -> None:
+        limits = default_limits(
+            min_entropy=section.min_entropy,
+            max_kl_behaviour=section.max_kl_behaviour,
+            min_ess=section.min_ess_fraction,
+        )
+        self._collapse = CollapseAlarms(
+            AlarmConfig(
+                limits=limits,
+                flat_reward_updates=section.flat_reward_updates,
+                reward_metric="rollout/reward_mean",
+            )
+        )
         self.active: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
+        if state is not None:
+            self._collapse.load_state_dict(state["collapse"])
+            self._texts = state["texts"]
+            self._show_collapse()
 
-    def observe(self, metrics: dict[str, float]) -> list[str]:
-        """Takes over the metrics of a trained batch; returns the slugs of alarms that are new."""
-        before = set(self.active)
-        section = self._section
-        self._check("entropy", metrics.get("actor/entropy"), low=section.min_entropy, unit="nats per token")
-        self._check("kl_behaviour", metrics.get("actor/kl_behaviour"), high=section.max_kl_behaviour, unit="nats")
-        self._check("ess", metrics.get("importance/ess"), low=section.min_ess_fraction, unit="of the samples")
-        reward = metrics.get("rollout/reward_mean")
-        self._flat_updates = self._flat_updates + 1 if reward in (0.0, 1.0) else 0
-        flat = self._flat_updates >= section.flat_reward_updates
-        self.set("flat_reward", f"mean reward was exactly {reward} for {self._flat_updates} updates" if flat else "")
-        return sorted(set(self.active) - before)
+    def observe(self, metrics: dict[str, float], *, update: int) -> list[str]:
+        """Takes over the metrics of a trained batch; returns the texts of the alarms it raised."""
+        events = self._collapse.observe(update=update, metrics=metrics)
+        self._texts |= {f"{event.rule}:{event.metric}": event.message for event in events}
+        self._show_collapse()
+        return [event.message for event in events]
 
     def set(self, slug: str, text: str) -> None:
         """Raises an alarm, or ends it with an empty text."""
@@ -33,12 +48,11 @@ class Alarms:
         else:
             self.active.pop(slug, None)
 
-    def _check(self, slug: str, value: float | None, *, unit: str, low: float = 0.0, high: float = float("inf")) -> None:
-        if value is None:
-            return
-        if not isfinite(value) or value < low:
-            self.set(slug, f"{value:.4g} {unit}, below {low:g}")
-        elif value > high:
-            self.set(slug, f"{value:.4g} {unit}, above {high:g}")
-        else:
-            self.set(slug, "")
+    def state_dict(self) -> dict[str, Any]:
+        """What a restart needs to go on, as plain values."""
+        state: dict[str, Any] = json.loads(json.dumps({"collapse": self._collapse.state_dict(), "texts": self._texts}))
+        return state
+
+    def _show_collapse(self) -> None:
+        self._texts = {key: text for key, text in self._texts.items() if key in self._collapse.active}
+        self.active = {slug: text for slug, text in self.active.items() if ":" not in slug} | self._texts

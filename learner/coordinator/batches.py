@@ -5,7 +5,6 @@ out, so a trainer that resumes from an earlier checkpoint trains the same items 
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -198,7 +197,7 @@ class BatchBook:
     # ------------------------------------------------------------ resuming
 
     def missing_for_replay(self, batch_ids: range) -> str:
-        """"" when all these batches can be trained again, else what is missing."""
+        """ "" when all these batches can be trained again, else what is missing."""
         for batch_id in batch_ids:
             row = self.row(batch_id)
             if row is None:
@@ -301,5 +300,3 @@ def staleness_counts(answers: list[Answer], *, version: int) -> dict[int, int]:
         for sampled_at, count in answer.version_counts.items():
             counts[version - sampled_at] = counts.get(version - sampled_at, 0) + count
     return dict(sorted(counts.items()))
-
-

@@ -71,10 +71,8 @@ class RunControl:
             self._facts.state = "running"
         record = self._store.get("last_record")
         if record is not None:
-            written = None
-            for written in self._metrics.records():
-                continue
-            if written is None or any(written.get(k) != record[k] for k in ("attempt", "batch_id")):
+            written = self._metrics.last()
+            if any(written.get(k) != record[k] for k in ("attempt", "batch_id")):
                 self._records.append(record)
         wanted = self._config.evaluation.at_start and self._facts.last_batch == 0 and self._evaluation.possible
         if wanted and not self._evaluation.running and not self._evaluation.had("start"):
@@ -83,7 +81,7 @@ class RunControl:
     # ------------------------------------------------------------ leases and batches
 
     def may_issue(self) -> str:
-        """"" when a new training group may be drawn, else what leasing waits for."""
+        """ "" when a new training group may be drawn, else what leasing waits for."""
         if self._facts.state != "running" or self._pool.exhausted:
             return "no_prompts"
         planned = self._ledger.num_batched > 0
@@ -183,10 +181,12 @@ class RunControl:
         if self._schedule.observe(metrics):
             self._store.put("stage_reached", self._schedule.reached)
             event(log, logging.INFO, "stage begins early", stage=self._schedule.reached)
-        for slug in self._alarms.observe(metrics):
-            event(log, logging.ERROR, "alarm", alarm=self._alarms.active[slug], action=self._config.alarms.action)
+        raised = self._alarms.observe(metrics, update=self._facts.last_batch)
+        self._store.put("alarm_state", self._alarms.state_dict())
+        for text in raised:
+            event(log, logging.ERROR, "alarm", alarm=text, action=self._config.alarms.action)
             if self._config.alarms.action == "pause":
-                self._facts.paused = f"alarm {self._alarms.active[slug]}"
+                self._facts.paused = f"alarm: {text}"
             elif self._config.alarms.action == "stop":
                 self._facts.state = "stopped"
         every = self._config.evaluation.every_updates
@@ -219,13 +219,20 @@ class RunControl:
 
     def sweep(self, *, now: float) -> None:
         """Once a second: alarms about missing roles; prompts exhausted with too few groups for a last batch."""
+        self._note_missing()
+        waiting = [group for group in self._ledger.train.values() if group.batch_id is None]
+        if (
+            self._pool.exhausted
+            and 0 < len(waiting) < self._config.learner.mini_batches
+            and all(g.complete for g in waiting)
+        ):
+            for group in waiting:
+                self._ledger.end(group, "retired", "end of data: too few groups for a batch")
+
+    def _note_missing(self) -> None:
         missing = missing_roles(self._members) if self._facts.state in ("running", "evaluating") else []
         for name in ("generators", "reward", "trainer"):
             self._alarms.set(f"missing_{name}", f"no live process of {name}" if name in missing else "")
-        waiting = [group for group in self._ledger.train.values() if group.batch_id is None]
-        if self._pool.exhausted and 0 < len(waiting) < self._config.learner.mini_batches and all(g.complete for g in waiting):
-            for group in waiting:
-                self._ledger.end(group, "retired", "end of data: too few groups for a batch")
 
     # ------------------------------------------------------------ operators
 
@@ -244,6 +251,7 @@ class RunControl:
 
     def status(self, *, now: float) -> StatusReply:
         """Everything `slipstream status` shows."""
+        self._note_missing()
         live = self._members.of_role("trainer") + self._members.of_role("rewardd") + self._members.of_role("generator")
         histogram = {str(age): count for age, count in sorted(self._rates.staleness.items())}
         metrics = dict(self._last_metrics) | idle_shares(self._members)

@@ -64,7 +64,9 @@ class Intake:
         """The acknowledgement, to be sent after the commit. A slot counts one answer, whichever attempt made it."""
         trajectory = body.trajectory
         group = self._ledger.group(trajectory.group_id)
-        slot = group.slots[trajectory.slot] if group is not None and trajectory.slot in range(len(group.slots)) else None
+        slot = (
+            group.slots[trajectory.slot] if group is not None and trajectory.slot in range(len(group.slots)) else None
+        )
         if group is None or slot is None:
             return self._not_live(trajectory)
         if slot.state == "answered":

@@ -82,7 +82,9 @@ class Journal:
         specs = [ArraySpec(name, array.dtype.str, array.shape) for name, array in arrays.items()]
         header = _encoder.encode(specs)
         parts: list[bytes | memoryview] = [header]
-        parts += [memoryview(np.ascontiguousarray(array)).cast("B") for array in arrays.values() if array.size]
+        parts += [
+            np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values() if array.size
+        ]
         crc = 0
         length = 0
         for part in parts:

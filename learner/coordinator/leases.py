@@ -173,9 +173,7 @@ class LeaseDesk:
         for _, slot, _ in bundle:
             if slot.partial is None:
                 continue
-            partial.append(
-                PartialAnswer(group_id=group.group_id, slot=slot.slot, num_tokens=slot.partial.num_tokens)
-            )
+            partial.append(PartialAnswer(group_id=group.group_id, slot=slot.slot, num_tokens=slot.partial.num_tokens))
             for name, array in self._journal.read(slot.partial.location).items():
                 arrays[f"partial/{group.group_id}/{slot.slot}/{name}"] = array
         prompt = self._pool[group.prompt_id]
@@ -248,7 +246,9 @@ class LeaseDesk:
             group.overdue = True
             holder, attempt = slot.holder, slot.attempt
             ended = self._ledger.release(slot, now=now, failed="expired")
-            happened.append(f"lease {slot.group_id}/{slot.slot} attempt {attempt} of {holder} expired: {ended or 'open'}")
+            happened.append(
+                f"lease {slot.group_id}/{slot.slot} attempt {attempt} of {holder} expired: {ended or 'open'}"
+            )
         for group in self._ledger.train.values():
             if not group.overdue and any(s.state == "open" and now >= s.deadline for s in group.slots):
                 group.overdue = True

@@ -3,6 +3,7 @@
 import logging
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -125,22 +126,17 @@ def _loop(
 ) -> ExitStatus:
     poll_s = min(0.05, config.transport.heartbeat_s / 4)
     ending = _Ending(config)
-    pending: list[Received] = []
+    pending: deque[Received] = deque()
     while True:
         if not pending:
-            pending = server.poll(poll_s)
-        begun = time.monotonic()
-        for number, received in enumerate(pending, start=1):
-            peer = received.peer
+            pending.extend(server.poll(poll_s))
+        commit_at = time.monotonic() + config.coordinator.commit_interval_ms / 1000.0
+        while pending and time.monotonic() < commit_at:
+            received = pending.popleft()
+            peer, envelope = received.peer, received.envelope
             coordinator.handle(
-                f"{peer.name}/{peer.incarnation}",
-                received.envelope.body,
-                received.arrays,
-                msg_id=received.envelope.msg_id,
+                f"{peer.name}/{peer.incarnation}", envelope.body, received.arrays, msg_id=envelope.msg_id
             )
-            if time.monotonic() - begun > config.coordinator.commit_interval_ms / 1000.0:
-                break
-        pending = pending[number:] if pending else []
         for peer in server.gone():
             coordinator.gone(f"{peer.name}/{peer.incarnation}", orderly=False)
         coordinator.tick()

@@ -94,7 +94,11 @@ class Members:
     def leave(self, key: str, *, now: float) -> Member | None:
         """A process left, fell silent or was replaced."""
         member = self._live.pop(key, None)
-        if member is not None and member.role != "client" and not any(m.name == member.name for m in self._live.values()):
+        if (
+            member is not None
+            and member.role != "client"
+            and not any(m.name == member.name for m in self._live.values())
+        ):
             member.state, member.waiting_for, member.since = "gone", "", now
             self.gone[member.name] = member.status(now=now)
         return member

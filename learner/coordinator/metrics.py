@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ class RecordFile:
                     yield json.loads(line)
                 except ValueError:
                     continue
+
+    def last(self) -> dict[str, Any]:
+        """The newest whole record; empty when there is none."""
+        return next(iter(deque(self.records(), maxlen=1)), {})
 
     def close(self) -> None:
         self._file.close()

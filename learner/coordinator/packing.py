@@ -27,8 +27,6 @@ def model_shape(model_folder: str | Path) -> ModelShape | None:
         return None
 
 
-def plan_micro_batches(
-    lengths: list[int], *, max_tokens: int, num_ranks: int, shape: ModelShape | None
-) -> PackingPlan:
+def plan_micro_batches(lengths: list[int], *, max_tokens: int, num_ranks: int, shape: ModelShape | None) -> PackingPlan:
     """Packs sequences of these lengths (tokens). Raises ValueError when one is longer than `max_tokens`."""
     return pack(lengths, max_tokens=max_tokens, num_ranks=num_ranks, flops=shape or float)

@@ -36,7 +36,7 @@ CREATE TABLE IF NOT EXISTS slots (
     group_id INTEGER NOT NULL,
     slot INTEGER NOT NULL,
     purpose TEXT NOT NULL,
-    state TEXT NOT NULL,               -- open | leased | answered | trained | filtered | retired | quarantined | evaluated
+    state TEXT NOT NULL,               -- open | leased | answered, then the end state of its group
     attempt INTEGER NOT NULL DEFAULT 0,
     failures INTEGER NOT NULL DEFAULT 0,
     holder TEXT NOT NULL DEFAULT '',   -- name/incarnation of the generator that holds the lease

@@ -95,7 +95,7 @@ class Coordinator:
         self.facts = RunFacts(store)
         self.members = Members()
         self.rates = Rates()
-        self.alarms = Alarms(config.alarms)
+        self.alarms = Alarms(config.alarms, state=store.get("alarm_state"))
         self.ledger = Ledger(
             store,
             now=now,
@@ -343,9 +343,7 @@ class Coordinator:
         self._reply(member, m.Ack(detail="counted" if first else "counted before"), msg_id)
 
     def _on_checkpoint(self, member: Member, body: m.CheckpointCommitted, arrays: Arrays, msg_id: int) -> None:
-        self._needed_segments = self.book.checkpoint(
-            body.batch_id, body.policy_version, body.path, now=self._clock()
-        )
+        self._needed_segments = self.book.checkpoint(body.batch_id, body.policy_version, body.path, now=self._clock())
         self._reply(member, m.Ack(), msg_id)
 
     def _on_published(self, member: Member, body: m.VersionPublished, arrays: Arrays, msg_id: int) -> None:

@@ -50,7 +50,9 @@ def _problem_of_values(
     arrays: Arrays, prompt_token_ids: NDArray[np.int32], *, vocab_size: int, policy_version: int
 ) -> str | None:
     token_ids, mask = arrays["token_ids"], arrays["loss_mask"]
-    if len(token_ids) - len(mask) != len(prompt_token_ids) or not np.array_equal(token_ids[: len(prompt_token_ids)], prompt_token_ids):
+    if len(token_ids) - len(mask) != len(prompt_token_ids) or not np.array_equal(
+        token_ids[: len(prompt_token_ids)], prompt_token_ids
+    ):
         return "prompt: its token ids are not the lease's"
     low, high = int(token_ids.min()), int(token_ids.max())
     if low < 0 or high >= vocab_size:
