@@ -6,6 +6,7 @@ belongs to one side by a hash, whatever the seed.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ Split = Literal["train", "eval"]
 
 _PHRASINGS = ("What is {e}? Answer with a number.", "Calculate {e}. Answer with a number.")
 _EVAL_SHARE_PERCENT = 20
-_MAX_DRAWS_PER_ROW = 400
+_MAX_FRUITLESS_DRAWS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +101,15 @@ def make_rows(recipe: Recipe, *, split: Split, num_rows: int, seed: int) -> list
 
 def _distinct_prompts(part: Part, *, split: Split, wanted: int, seed: int) -> dict[str, str]:
     prompts: dict[str, str] = {}
+    newest = 0
     for draw, (expression, answer) in enumerate(_draws(part, seed=seed)):
-        if len(prompts) >= wanted or draw > _MAX_DRAWS_PER_ROW * max(1, wanted):
+        if len(prompts) >= wanted or draw - newest > _MAX_FRUITLESS_DRAWS:
             break
         if problem_split(expression) == split and _wanted(part, expression, answer):
             for phrasing in _PHRASINGS[: wanted - len(prompts)]:
-                prompts[phrasing.format(e=expression)] = answer
+                question = phrasing.format(e=expression)
+                newest = newest if question in prompts else draw
+                prompts[question] = answer
     return prompts
 
 
@@ -120,7 +124,7 @@ def _draws(part: Part, *, seed: int) -> Iterator[tuple[str, str]]:
     except ImportError as error:
         raise UserError("procedural data needs reasoning-gym: pip install reasoning-gym") from error
     size = 20_000
-    for block in range(1000):
+    for block in itertools.count():
         for item in create_dataset(part.source, seed=seed + block * size, size=size, **part.settings):
             yield item["metadata"]["expression"], item["answer"]
 

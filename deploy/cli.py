@@ -1,0 +1,55 @@
+"""`slipstream` (also `python -m deploy`): the commands, and how errors become exit statuses.
+
+Exit status 0 only when the thing asked for happened; a user's mistake is one clear line, never a traceback.
+"""
+
+import sys
+
+import typer
+
+from deploy.commands import configuration, data, local, operators, roles, tools
+from protocol.errors import ExitStatus, UserError
+
+CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
+"""Base of all errors in a command line, whichever click typer brings."""
+
+app = typer.Typer(
+    name="slipstream",
+    help="Fully asynchronous reinforcement learning of reasoning language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for family in (local, roles, operators, configuration, data, tools):
+    family.register(app)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and exit with its status."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; returns the exit status."""
+    try:
+        result = app(arguments, prog_name="slipstream", standalone_mode=False)
+    except UserError as mistake:
+        _say(str(mistake))
+        return int(mistake.status)
+    except CommandLineError as mistake:
+        _say(mistake.format_message())  # type: ignore[attr-defined]
+        return int(ExitStatus.USAGE)
+    except (typer.Abort, KeyboardInterrupt):
+        _say("interrupted")
+        return 130
+    except BrokenPipeError:
+        return int(ExitStatus.FAILED)
+    return result if isinstance(result, int) else 0
+
+
+def _say(message: str) -> None:
+    print(f"slipstream: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

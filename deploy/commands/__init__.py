@@ -1,0 +1,1 @@
+"""Commands of `slipstream`, one module per family."""

@@ -1,0 +1,42 @@
+"""`data make` and `data check`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.prepare.check_data import check_file
+from deploy.prepare.data import RECIPES, make_data
+from protocol.errors import ExitStatus
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `data` group."""
+    group = typer.Typer(help="Make and check data sets.", no_args_is_help=True)
+    group.command("make")(make)
+    group.command("check")(check)
+    app.add_typer(group, name="data")
+
+
+def make(
+    name: Annotated[str, typer.Argument(help=f"Recipe: {', '.join(RECIPES)}.")],
+    out: Annotated[Path, typer.Argument(help="Folder for train.parquet and eval.parquet.")],
+    train: Annotated[int, typer.Option(help="Training prompts.")] = 512,
+    held_out: Annotated[int, typer.Option("--eval", help="Held-out prompts.")] = 96,
+    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+) -> None:
+    """Make a procedural data set with disjoint training and evaluation problems."""
+    for path in make_data(name, out, num_train=train, num_eval=held_out, seed=seed):
+        typer.echo(str(path))
+
+
+def check(
+    file: Annotated[Path, typer.Argument(help="Parquet or JSON-lines file.")],
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer folder: also count prompt tokens.")] = None,
+    max_prompt_tokens: Annotated[int, typer.Option(help="Limit to compare prompt lengths with.")] = 1024,
+) -> int:
+    """Look at every row: what is missing, malformed, duplicate or too long, named by row."""
+    report = check_file(file, tokenizer=tokenizer, max_prompt_tokens=max_prompt_tokens)
+    for line in report.lines():
+        typer.echo(line)
+    return int(ExitStatus.FINISHED if report.is_clean else ExitStatus.CONFIG)

@@ -1,0 +1,83 @@
+"""`status`, `ledger`, `keys`: looking after a run."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from deploy.commands.options import JsonOption, RunDirArgument, RunDirOption, load_run
+from deploy.commands.roles import is_installed
+from deploy.local.control import running_state
+from deploy.status.client import fetch_status
+from deploy.status.render import status_view
+from protocol.auth import generate_keys
+from protocol.config import Config
+from protocol.errors import ExitStatus, UserError
+from protocol.messages import StatusReply
+
+
+def register(app: typer.Typer) -> None:
+    """Add the operators' commands."""
+    app.command("status")(status)
+    app.command("keys")(keys)
+    if is_installed("learner.coordinator.conservation"):
+        app.command("ledger")(ledger)
+
+
+def status(
+    run_dir: RunDirOption,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """What every role is doing, its version, the age of its last progress and what it waits for."""
+    config = load_run(run_dir).config
+    reply, why, supervisor = look(config, run_dir)
+    if as_json:
+        typer.echo(json.dumps({"coordinator": _plain(reply), "error": why or None, "supervisor": supervisor}))
+    elif watch:
+        with Live(status_view(reply, supervisor, why=why), refresh_per_second=4, screen=False) as live:
+            while True:
+                time.sleep(1.0)
+                reply, why, supervisor = look(config, run_dir)
+                live.update(status_view(reply, supervisor, why=why))
+    else:
+        Console().print(status_view(reply, supervisor, why=why))
+    return 0 if reply is not None else int(ExitStatus.LOST_DEPENDENCY)
+
+
+def look(config: Config, run_dir: Path) -> tuple[StatusReply | None, str, dict[str, Any] | None]:
+    """(coordinator's answer, why there is none, supervisor's state) of a run."""
+    supervisor = running_state(run_dir)
+    try:
+        return fetch_status(config, deadline_s=3.0), "", supervisor
+    except (UserError, TimeoutError) as problem:
+        return None, str(problem), supervisor
+
+
+def _plain(reply: StatusReply | None) -> Any:
+    return None if reply is None else msgspec.to_builtins(reply)
+
+
+def keys(folder: Annotated[Path, typer.Argument(help="New folder for the keys.")]) -> None:
+    """Make CURVE keys for sockets beyond this machine (transport.curve_dir)."""
+    for path in generate_keys(folder):
+        typer.echo(str(path))
+
+
+def ledger(run_dir: RunDirArgument, as_json: JsonOption = False) -> int:
+    """The conservation equation: every slot issued is trained, filtered, retired, quarantined or in flight."""
+    from learner.coordinator.conservation import conservation
+
+    counts = conservation(run_dir)
+    if as_json:
+        typer.echo(json.dumps(counts))
+    else:
+        for name, count in counts.items():
+            typer.echo(f"{name:>14} {count}")
+    accounted = sum(count for name, count in counts.items() if name != "issued")
+    return 0 if counts["issued"] == accounted else int(ExitStatus.FAILED)

@@ -1,0 +1,75 @@
+"""One role in the foreground: what the local supervisor, systemd and Ray start."""
+
+import importlib
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.commands.options import ConfigOption, Overrides
+from protocol.config.load import load_config
+from protocol.errors import ExitStatus, UserError
+from protocol.logs import event, setup_logging
+
+MAINS = {
+    "coordinator": "learner.coordinator.main",
+    "trainer": "learner.trainer.main",
+    "rewardd": "rewardd.main",
+    "generator": "generators.main",
+}
+log = logging.getLogger(__name__)
+
+
+def register(app: typer.Typer) -> None:
+    """Add one command per role."""
+    for role, module in MAINS.items():
+        if is_installed(module):
+            app.command(role, help=f"Run one {role} in the foreground.")(_command(role))
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module of this project can be imported, without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _command(role: str) -> Callable[..., int]:
+    def command(
+        config: ConfigOption,
+        overrides: Overrides = None,
+        name: Annotated[str, typer.Option(help="Instance name, unique in the run.")] = "",
+    ) -> int:
+        return run_role(role, config_path=config, name=name or default_name(role), overrides=overrides or [])
+
+    return command
+
+
+def default_name(role: str) -> str:
+    """Name of an instance that was given none."""
+    return role if role in ("coordinator", "trainer") else f"{role}-{os.getpid()}"
+
+
+def run_role(role: str, *, config_path: Path, name: str, overrides: list[str]) -> int:
+    """Load the configuration, set up logging, run the role's main; returns its exit status.
+
+    A fault of ours is logged with its traceback and ends with FAILED; a user's mistake is logged as one line.
+    """
+    loaded = load_config(config_path, overrides=overrides)
+    setup_logging(role, name)
+    module = importlib.import_module(MAINS[role])
+    try:
+        status = ExitStatus(module.run(loaded.config, name=name))
+    except UserError as mistake:
+        event(log, logging.CRITICAL, str(mistake), exit_status=int(mistake.status))
+        return int(mistake.status)
+    except Exception:
+        log.critical("%s %s failed", role, name, exc_info=True)
+        return int(ExitStatus.FAILED)
+    event(log, logging.INFO, f"{role} ended", exit_status=int(status), meaning=status.name.lower())
+    return int(status)

@@ -1,0 +1,1 @@
+"""The local supervisor: all roles on this machine, each its own process."""

@@ -1,0 +1,1 @@
+"""Asking the coordinator what everything is doing, and showing it."""
