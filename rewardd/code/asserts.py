@@ -61,8 +61,11 @@ class _Session:
 
 def plan(tests: Mapping[str, Any]) -> Plan:
     """Raises `ValueError` for a test set that asserts nothing or is not Python."""
-    wanted = {key: tests[key] for key in ("assert_case", "test_code", "entry_point", "import_prefix")
-              if tests.get(key) is not None}
+    wanted = {
+        key: tests[key]
+        for key in ("assert_case", "test_code", "entry_point", "import_prefix")
+        if tests.get(key) is not None
+    }
     return Plan(wanted, units.parse(wanted).num_units)
 
 
@@ -82,8 +85,9 @@ def run(slot: Slot, plan: Plan, *, program: str, limits: Limits, early_exit: boo
     while first < plan.num_units:
         if deadline - time.monotonic() < _MIN_SESSION_S:
             return statuses, True
-        session = _run_session(slot, plan, program=program, limits=limits, first=first, early_exit=early_exit,
-                               deadline=deadline)
+        session = _run_session(
+            slot, plan, program=program, limits=limits, first=first, early_exit=early_exit, deadline=deadline
+        )
         if session.state == "broken":
             raise TestsBroken(session.text)
         for number, status in session.statuses.items():
@@ -107,16 +111,22 @@ def run(slot: Slot, plan: Plan, *, program: str, limits: Limits, early_exit: boo
     return statuses, False
 
 
-def _run_session(slot: Slot, plan: Plan, *, program: str, limits: Limits, first: int, early_exit: bool,
-                 deadline: float) -> _Session:
+def _run_session(
+    slot: Slot, plan: Plan, *, program: str, limits: Limits, first: int, early_exit: bool, deadline: float
+) -> _Session:
     session = _Session()
     per_process = dataclasses.replace(limits, cpu_s=limits.total_s)
     records_read, records_write = os.pipe()
     report_read, report_write = os.pipe()
     program_end, tests_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     prefix = plan.tests.get("import_prefix") or ""
-    served = {"role": "program", "mode": "serve", "program": program, "prefix": prefix,
-              "class_names": sorted(units.parse(plan.tests).class_names)}
+    served = {
+        "role": "program",
+        "mode": "serve",
+        "program": program,
+        "prefix": prefix,
+        "class_names": sorted(units.parse(plan.tests).class_names),
+    }
     # The tests hold expected values: they pass the fork server, the program's ancestor, only as a descriptor.
     tested = {"role": "tests", "mode": "tests", "first": first, "early_exit": early_exit}
     tests_file = memory_file(json.dumps(plan.tests).encode())
@@ -139,21 +149,33 @@ def _run_session(slot: Slot, plan: Plan, *, program: str, limits: Limits, first:
     kills_before = num_oom_kills(slot)
     launched = False
     try:
-        program_job = slot.launch(served, limits=per_process, fds={"channel": report_write,
-                                                                   "link": program_end.fileno()})
-        tests_job = slot.launch(tested, limits=per_process, fds={
-            "channel": records_write, "link": tests_end.fileno(), "tests": tests_file})
+        program_job = slot.launch(
+            served, limits=per_process, fds={"channel": report_write, "link": program_end.fileno()}
+        )
+        tests_job = slot.launch(
+            tested, limits=per_process, fds={"channel": records_write, "link": tests_end.fileno(), "tests": tests_file}
+        )
         launched = True
     finally:
         for end in (program_end, tests_end):
             end.close()
         for handle in (tests_file, records_write, report_write, *(() if launched else (records_read, report_read))):
             os.close(handle)
-    endings = slot.watch({program_job, tests_job}, sinks=[records, report], leader=tests_job,
-                         deadline=unit_deadline() + START_ALLOWANCE_S)
+    endings = slot.watch(
+        {program_job, tests_job},
+        sinks=[records, report],
+        leader=tests_job,
+        deadline=unit_deadline() + START_ALLOWANCE_S,
+    )
     read_records(records)
-    _conclude(session, endings[program_job], endings[tests_job], report, limits=per_process,
-              oom=num_oom_kills(slot) > kills_before)
+    _conclude(
+        session,
+        endings[program_job],
+        endings[tests_job],
+        report,
+        limits=per_process,
+        oom=num_oom_kills(slot) > kills_before,
+    )
     return session
 
 

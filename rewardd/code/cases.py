@@ -101,8 +101,10 @@ def _stdin_trials(program: str, tests: Mapping[str, Any], limits: Limits) -> lis
 
         return judge
 
-    return [trial(_text(given, "an input").encode("utf-8", "surrogateescape"), _text(expected, "an output"))
-            for given, expected in zip(inputs, outputs, strict=True)]
+    return [
+        trial(_text(given, "an input").encode("utf-8", "surrogateescape"), _text(expected, "an output"))
+        for given, expected in zip(inputs, outputs, strict=True)
+    ]
 
 
 def _arguments(given: Any) -> list[Any]:
@@ -162,9 +164,17 @@ def _run_trials(slot: Slot, trials: list[Trial], *, limits: Limits, early_exit: 
     return tally
 
 
-def run_case(sandbox: Sandbox, *, kind: Kind, response: str | None, program: str | None = None,
-             tests: Mapping[str, Any], limits: Limits | None = None, early_exit: bool = False,
-             reward: Literal["binary", "fraction"] = "binary") -> CodeResult:
+def run_case(
+    sandbox: Sandbox,
+    *,
+    kind: Kind,
+    response: str | None,
+    program: str | None = None,
+    tests: Mapping[str, Any],
+    limits: Limits | None = None,
+    early_exit: bool = False,
+    reward: Literal["binary", "fraction"] = "binary",
+) -> CodeResult:
     """Judges one program by all its tests; blocks until nothing of it is left.
 
     Args:
@@ -182,8 +192,9 @@ def run_case(sandbox: Sandbox, *, kind: Kind, response: str | None, program: str
     if program is None:
         program = extract_program(response or "")
 
-    def result(tally: _Tally, num_tests: int, *, reason: str | None = None,
-               verdict: Verdict | None = None) -> CodeResult:
+    def result(
+        tally: _Tally, num_tests: int, *, reason: str | None = None, verdict: Verdict | None = None
+    ) -> CodeResult:
         return _result(tally, num_tests, sandbox.tier, (time.monotonic() - began) * 1000, reward, reason, verdict)
 
     try:
@@ -201,8 +212,9 @@ def run_case(sandbox: Sandbox, *, kind: Kind, response: str | None, program: str
         try:
             with sandbox.slot() as slot:
                 if kind == "assert":
-                    statuses, out_of_time = asserts.run(slot, plan, program=program, limits=limits,
-                                                        early_exit=early_exit)
+                    statuses, out_of_time = asserts.run(
+                        slot, plan, program=program, limits=limits, early_exit=early_exit
+                    )
                     tally = _Tally(statuses, out_of_time)
                 else:
                     tally = _run_trials(slot, trials, limits=limits, early_exit=early_exit)
@@ -215,8 +227,15 @@ def run_case(sandbox: Sandbox, *, kind: Kind, response: str | None, program: str
     return result(tally, num_tests, reason="infra_error", verdict="unjudged")
 
 
-def _result(tally: _Tally, num_tests: int, tier: str, elapsed_ms: float, reward: str, reason: str | None,
-            verdict: Verdict | None) -> CodeResult:
+def _result(
+    tally: _Tally,
+    num_tests: int,
+    tier: str,
+    elapsed_ms: float,
+    reward: str,
+    reason: str | None,
+    verdict: Verdict | None,
+) -> CodeResult:
     statuses: list[Status] = list(tally.statuses)
     statuses += ["not_run"] * (num_tests - len(statuses))
     num_passed = statuses.count("passed")
@@ -230,6 +249,15 @@ def _result(tally: _Tally, num_tests: int, tier: str, elapsed_ms: float, reward:
     if reason is None:
         failed = next((status for status in statuses if status not in ("passed", "not_run")), None)
         reason = "passed" if passed else failed or ("total_timeout" if tally.out_of_time else "not_run")
-    return CodeResult(passed=passed, pass_rate=rate, verdict=verdict, reason=reason, num_tests=num_tests,
-                      num_passed=num_passed, tier=tier, elapsed_ms=elapsed_ms, tests=tuple(statuses),
-                      detail=tally.detail)
+    return CodeResult(
+        passed=passed,
+        pass_rate=rate,
+        verdict=verdict,
+        reason=reason,
+        num_tests=num_tests,
+        num_passed=num_passed,
+        tier=tier,
+        elapsed_ms=elapsed_ms,
+        tests=tuple(statuses),
+        detail=tally.detail,
+    )

@@ -94,8 +94,11 @@ def values_equal(got: Any, expected: Any, *, rule: Comparison) -> bool:
     if isinstance(expected, float):
         return type(got) in (int, float) and _floats_equal(got, expected, rule.tolerance)
     if isinstance(expected, list):
-        return (type(got) in (list, tuple) and len(got) == len(expected)
-                and all(values_equal(a, b, rule=rule) for a, b in zip(got, expected, strict=True)))
+        return (
+            type(got) in (list, tuple)
+            and len(got) == len(expected)
+            and all(values_equal(a, b, rule=rule) for a, b in zip(got, expected, strict=True))
+        )
     if isinstance(expected, dict):
         if type(got) is not dict or len(got) != len(expected):
             return False
@@ -103,7 +106,8 @@ def values_equal(got: Any, expected: Any, *, rule: Comparison) -> bool:
             return False
         by_text = {str(key): value for key, value in got.items()}
         return by_text.keys() == expected.keys() and all(
-            values_equal(by_text[key], value, rule=rule) for key, value in expected.items())
+            values_equal(by_text[key], value, rule=rule) for key, value in expected.items()
+        )
     return False
 
 

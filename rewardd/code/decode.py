@@ -66,8 +66,10 @@ def _from_livecodebench(truth: Mapping[str, Any]) -> tuple[Kind, dict[str, Any]]
     if isinstance(metadata, str):
         metadata = json.loads(metadata)
     try:
-        tests: dict[str, Any] = {"inputs": [case["input"] for case in cases],
-                                 "outputs": [case["output"] for case in cases]}
+        tests: dict[str, Any] = {
+            "inputs": [case["input"] for case in cases],
+            "outputs": [case["output"] for case in cases],
+        }
     except KeyError as fault:
         raise ValueError(f"a test case lacks {fault}") from None
     function = metadata.get("func_name") or truth.get("fn_name")

@@ -13,8 +13,17 @@ from rewardd.code.inside import values
 from rewardd.code.limits import Limits
 from rewardd.code.slot import Ending, InfraError, Sink, Slot
 
-Status = Literal["passed", "wrong_answer", "runtime_error", "timeout", "memory_limit", "output_limit",
-                 "compile_error", "infra_error", "not_run"]
+Status = Literal[
+    "passed",
+    "wrong_answer",
+    "runtime_error",
+    "timeout",
+    "memory_limit",
+    "output_limit",
+    "compile_error",
+    "infra_error",
+    "not_run",
+]
 
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 START_ALLOWANCE_S: Final = 0.1
@@ -35,7 +44,7 @@ def memory_file(content: bytes) -> int:
     handle = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(content)
     while view:
-        view = view[os.write(handle, view):]
+        view = view[os.write(handle, view) :]
     os.lseek(handle, 0, os.SEEK_SET)
     fcntl.fcntl(handle, fcntl.F_ADD_SEALS, _SEALS)
     return handle
@@ -66,8 +75,13 @@ def run_call(slot: Slot, *, program: str, function: str, arguments: list[Any], l
         InfraError: the sandbox failed; nothing is known about the program.
     """
     report_read, report_write = os.pipe()
-    request = {"role": "program", "mode": "function", "program": program, "function": function,
-               "arguments": values.Encoder().encode(arguments)}
+    request = {
+        "role": "program",
+        "mode": "function",
+        "program": program,
+        "function": function,
+        "arguments": values.Encoder().encode(arguments),
+    }
     report = Sink(report_read, limits.output_kb * 1024)
     ending, oom = _run_one(slot, request, limits=limits, fds={"channel": report_write}, sinks=[report], time_s=time_s)
     record = record_of(report)
@@ -82,8 +96,9 @@ def run_call(slot: Slot, *, program: str, function: str, arguments: list[Any], l
         return Run("wrong_answer")
 
 
-def _run_one(slot: Slot, request: dict[str, Any], *, limits: Limits, fds: dict[str, int], sinks: list[Sink],
-             time_s: float) -> tuple[Ending, bool]:
+def _run_one(
+    slot: Slot, request: dict[str, Any], *, limits: Limits, fds: dict[str, int], sinks: list[Sink], time_s: float
+) -> tuple[Ending, bool]:
     deadline = time.monotonic() + time_s + START_ALLOWANCE_S
     kills_before = num_oom_kills(slot)
     watched = False
@@ -119,8 +134,9 @@ def record_of(report: Sink) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def failure_of(ending: Ending, *, oom: bool, limits: Limits, sinks: list[Sink],
-               record: dict[str, Any]) -> Status | None:
+def failure_of(
+    ending: Ending, *, oom: bool, limits: Limits, sinks: list[Sink], record: dict[str, Any]
+) -> Status | None:
     """Why a process that ran under these limits has no answer; None if it ended well."""
     if any(sink.overflowed for sink in sinks):
         return "output_limit"

@@ -51,7 +51,7 @@ def _blocks(text: str) -> list[_Block]:
             # The closing fence was put behind the last statement.
             while not current.lines[-1].strip():
                 current.lines.pop()
-            current.lines[-1] = last[:-len(fence)]
+            current.lines[-1] = last[: -len(fence)]
             blocks.append(current)
     return blocks
 

@@ -51,5 +51,9 @@ class Limits:
         """
         cpu = self.time_limit_s if self.cpu_s is None else self.cpu_s
         slack = _ADDRESS_SLACK_MB if has_cgroup else _ADDRESS_SLACK_ALONE_MB
-        return {"cpu_s": max(1, math.ceil(cpu)), "address_mb": self.memory_mb + slack,
-                "max_processes": self.max_processes, "file_mb": self.file_mb}
+        return {
+            "cpu_s": max(1, math.ceil(cpu)),
+            "address_mb": self.memory_mb + slack,
+            "max_processes": self.max_processes,
+            "file_mb": self.file_mb,
+        }

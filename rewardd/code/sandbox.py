@@ -11,6 +11,7 @@ import queue
 import socket
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -54,13 +55,27 @@ attempt("mount", lambda: libc.mount(b"none", b".", b"tmpfs", 0, None) == 0 or No
 attempt("ptrace", lambda: libc.ptrace(16, os.getppid() or 1, 0, 0) == 0 or None)
 attempt("root", lambda: os.getuid() == 0 or None)
 attempt("own_file", lambda: open("own", "w").write("x"))
+attempt("standard_library", lambda: __import__("colorsys") is not None)
 attempt("child", lambda: os.fork() or os._exit(0))
 print(json.dumps(did))
 """
-_NEEDED: Final = ("own_file", "child")
+_NEEDED: Final = {
+    "own_file": "it cannot write to its own folder",
+    "child": "it cannot start a process",
+    "standard_library": "its user cannot read the standard library of the interpreter, give another `interpreter`",
+}
 _PROMISED: Final = {
-    "namespaces": ("network", "abstract_socket", "host_file", "write_outside", "host_process", "host_memory", "mount",
-                   "ptrace", "root"),
+    "namespaces": (
+        "network",
+        "abstract_socket",
+        "host_file",
+        "write_outside",
+        "host_process",
+        "host_memory",
+        "mount",
+        "ptrace",
+        "root",
+    ),
     "seccomp": ("network", "host_file", "write_outside", "host_process", "host_memory", "mount", "ptrace", "root"),
     "rlimits": ("host_file", "host_process", "host_memory", "mount", "ptrace", "root"),
 }
@@ -108,9 +123,17 @@ class Sandbox:
         IsolationUnavailable: no permitted level works here.
     """
 
-    def __init__(self, level: Level = "auto", *, num_slots: int = 1, packages: tuple[str, ...] | None = None,
-                 preload: tuple[str, ...] = (), interpreter: str | None = None, uid_base: int = 64_000,
-                 use_cgroup: bool = True) -> None:
+    def __init__(
+        self,
+        level: Level = "auto",
+        *,
+        num_slots: int = 1,
+        packages: tuple[str, ...] | None = None,
+        preload: tuple[str, ...] = (),
+        interpreter: str | None = None,
+        uid_base: int = 64_000,
+        use_cgroup: bool = True,
+    ) -> None:
         if level not in ("auto", *_LEVELS):
             raise ValueError(f"sandbox level {level!r} is unknown; use auto, namespaces, seccomp or rlimits")
         if num_slots < 1:
@@ -124,6 +147,8 @@ class Sandbox:
         self._slots: list[Slot] = []
         self._free: queue.Queue[Slot] = queue.Queue()
         self._refusals: dict[str, str] = {}
+        # Also at the end of the process, for callers that forget.
+        self._finalizer = weakref.finalize(self, _stop_all, self._slots)
         self.level = self._choose(level)
         for index in range(1, num_slots):
             self._slots.append(self._make_slot(self.level, index))
@@ -156,15 +181,24 @@ class Sandbox:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in self._refusals.items())
         raise IsolationUnavailable(
             f"no isolation for model-written code at level {level!r} ({reasons}). Allow user namespaces, or run as "
-            f"root, or name a weaker level")
+            f"root, or name a weaker level"
+        )
 
     def _make_slot(self, level: str, index: int) -> Slot:
         if os.geteuid() == 0:
             uids = {"program": self._uid_base + 2 * index, "tests": self._uid_base + 2 * index + 1}
         else:
             uids = {"program": 1000, "tests": 1000}
-        return Slot(name=str(index), level=level, uids=uids, interpreter=self._interpreter, prefix=self._prefix(),
-                    packages=self._packages, preload=self._preload, use_cgroup=self._use_cgroup)
+        return Slot(
+            name=str(index),
+            level=level,
+            uids=uids,
+            interpreter=self._interpreter,
+            prefix=self._prefix(),
+            packages=self._packages,
+            preload=self._preload,
+            use_cgroup=self._use_cgroup,
+        )
 
     def _prefix(self) -> str:
         return str(Path(self._interpreter).parent.parent)
@@ -181,25 +215,36 @@ class Sandbox:
             secret = stack.enter_context(_private_file())
             constants = {"PORT": port, "NAME": name, "SECRET": secret, "OUTSIDE": outside, "DAEMON": os.getpid()}
             header = "".join(f"{key} = {value!r}\n" for key, value in constants.items())
-            run = run_main(slot, program=header + _PROBE, stdin=b"", limits=_PROBE_LIMITS, time_s=20.0)
-        written = os.path.exists(outside)
-        if written:
-            os.unlink(outside)
+            try:
+                run = run_main(slot, program=header + _PROBE, stdin=b"", limits=_PROBE_LIMITS, time_s=20.0)
+            finally:
+                written = os.path.exists(outside)
+                if written:
+                    os.unlink(outside)
         if run.failure is not None:
             raise InfraError(f"the self-test program failed: {run.failure}")
         did: dict[str, Any] = json.loads(run.output)
         did["write_outside"] = written or None
         broken = [promise for promise in _PROMISED[level] if did[promise] is not None]
-        broken += [f"no {need}" for need in _NEEDED if did[need] is None]
         if broken:
-            raise IsolationUnavailable(f"self-test failed: {', '.join(broken)}")
+            raise IsolationUnavailable(f"the self-test program was not stopped: {', '.join(broken)}")
+        hindered = [reason for need, reason in _NEEDED.items() if did[need] is None]
+        if hindered:
+            raise IsolationUnavailable(f"the self-test program was hindered: {', '.join(hindered)}")
         return {key: value is not None for key, value in did.items()}
 
     def probe(self) -> dict[str, Any]:
         """What was chosen and why: tier, what the self-test program could do, reasons against stronger levels."""
-        return {"tier": self.tier, "level": self.level, "could": self._facts, "refused": dict(self._refusals),
-                "num_slots": len(self._slots), "interpreter": self._interpreter,
-                "slot_pids": [slot.pid for slot in self._slots], "restarts": self.num_restarts}
+        return {
+            "tier": self.tier,
+            "level": self.level,
+            "could": self._facts,
+            "refused": dict(self._refusals),
+            "num_slots": len(self._slots),
+            "interpreter": self._interpreter,
+            "slot_pids": [slot.pid for slot in self._slots],
+            "restarts": self.num_restarts,
+        }
 
     @property
     def num_restarts(self) -> int:
@@ -232,15 +277,20 @@ class Sandbox:
 
     def close(self) -> None:
         """Ends every fork server and whatever still runs below it."""
-        for slot in self._slots:
-            slot.stop()
+        self._finalizer()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
+
+
+def _stop_all(slots: list[Slot]) -> None:
+    for slot in slots:
+        slot.stop()
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardd.code.cgroup import SlotGroup
+from rewardd.code.inside import sweep
 from rewardd.code.limits import Limits
 
 _START_DEADLINE_S: Final = 30.0
@@ -24,8 +25,13 @@ _KILL_DEADLINE_S: Final = 30.0
 _READ_BYTES: Final = 1 << 18
 _HARNESS_FOLDER: Final = str(Path(__file__).parent)
 # All that a program finds in its environment; one thread, since a program has one core and few processes.
-_ENVIRONMENT: Final = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1",
-                       "OMP_NUM_THREADS": "1"}
+_ENVIRONMENT: Final = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
 _BOOT: Final = "import sys; sys.path.insert(0, sys.argv[1]); from inside.forkserver import main; main()"
 
 
@@ -72,11 +78,27 @@ class Slot:
         InfraError: the server did not come up.
     """
 
-    def __init__(self, *, name: str, level: str, uids: dict[str, int], interpreter: str, prefix: str,
-                 packages: dict[str, str], preload: tuple[str, ...], use_cgroup: bool) -> None:
-        self._settings = {"level": level, "uids": uids, "prefix": prefix, "packages": packages, "preload": preload,
-                          "harness_path": _HARNESS_FOLDER,
-                          "package_paths": sorted({os.path.dirname(path) for path in packages.values()})}
+    def __init__(
+        self,
+        *,
+        name: str,
+        level: str,
+        uids: dict[str, int],
+        interpreter: str,
+        prefix: str,
+        packages: dict[str, str],
+        preload: tuple[str, ...],
+        use_cgroup: bool,
+    ) -> None:
+        self._settings: dict[str, Any] = {
+            "level": level,
+            "uids": uids,
+            "prefix": prefix,
+            "packages": packages,
+            "preload": preload,
+            "harness_path": _HARNESS_FOLDER,
+            "package_paths": sorted({os.path.dirname(path) for path in packages.values()}),
+        }
         self._interpreter = interpreter
         self._name = name
         self._use_cgroup = use_cgroup
@@ -84,13 +106,15 @@ class Slot:
         self.num_starts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._next_job = 0
+        self._scratch = ""
         self.start()
 
     def start(self) -> None:
         """(Re)starts the fork server."""
         self.stop()
-        self._scratch = tempfile.mkdtemp(prefix="slipstream-code-")
-        os.chmod(self._scratch, 0o711)
+        if self._settings["level"] != "namespaces":
+            self._scratch = tempfile.mkdtemp(prefix="slipstream-code-")
+            os.chmod(self._scratch, 0o711)
         self.group = SlotGroup.try_create(f"{self._name}-{self.num_starts}") if self._use_cgroup else None
         self.num_starts += 1
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -99,16 +123,26 @@ class Slot:
         try:
             self._process = subprocess.Popen(
                 [self._interpreter, "-I", "-S", "-B", "-c", _BOOT, _HARNESS_FOLDER, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=_ENVIRONMENT, cwd="/",
-                pass_fds=(theirs.fileno(), *moved), start_new_session=True)
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=_ENVIRONMENT,
+                cwd="/",
+                pass_fds=(theirs.fileno(), *moved),
+                start_new_session=True,
+            )
         except OSError as fault:
             raise InfraError(f"cannot start {self._interpreter}: {fault}") from fault
         finally:
             theirs.close()
-        self._send({**self._settings, "cgroup_fds": moved, "scratch": self._scratch})
-        for handle in moved:
-            os.close(handle)
-        self.facts = self._receive(time.monotonic() + _START_DEADLINE_S)
+        try:
+            self._send({**self._settings, "cgroup_fds": moved, "scratch": self._scratch})
+            self.facts = self._receive(time.monotonic() + _START_DEADLINE_S)
+        except InfraError:
+            self.stop()
+            raise
+        finally:
+            for handle in moved:
+                os.close(handle)
         if not self.facts["ok"]:
             self.stop()
             raise LevelUnavailable(self.facts["error"])
@@ -124,10 +158,15 @@ class Slot:
             self._process.kill()
             self._process.wait()
         self._process = None
+        if self._settings["level"] != "namespaces" and os.geteuid() == 0:
+            # A server that was killed could not clean up; in namespaces the kernel does.
+            for uid in self._settings["uids"].values():
+                sweep.kill_user(uid, reap=False)
         if self.group is not None:
             self.group.close()
             self.group = None
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     @property
     def is_up(self) -> bool:
@@ -148,12 +187,15 @@ class Slot:
             except OSError as fault:
                 raise InfraError(f"cannot set the limits of the control group: {fault}") from fault
         process_limits = limits.for_process(has_cgroup=self.group is not None)
-        self._send({**request, "op": "start", "job": self._next_job, "fds": list(fds), "limits": process_limits},
-                   fds=list(fds.values()))
+        self._send(
+            {**request, "op": "start", "job": self._next_job, "fds": list(fds), "limits": process_limits},
+            fds=list(fds.values()),
+        )
         return self._next_job
 
-    def watch(self, jobs: set[int], *, sinks: list[Sink], deadline: float,
-              leader: int | None = None) -> dict[int, Ending]:
+    def watch(
+        self, jobs: set[int], *, sinks: list[Sink], deadline: float, leader: int | None = None
+    ) -> dict[int, Ending]:
         """Reads the sinks until every job has ended and been reaped; kills all at the deadline, on overflow, or once
         the leader has ended.
 
@@ -243,6 +285,6 @@ def _drain(sink: Sink, *, once: bool) -> bool:
         room = sink.limit - len(sink.data)
         if len(chunk) > room:
             sink.overflowed = True
-        sink.data += chunk[:max(0, room)]
+        sink.data += chunk[: max(0, room)]
         if once or sink.overflowed:
             return True

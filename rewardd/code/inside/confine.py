@@ -91,8 +91,12 @@ def confine(fence: Fence, *, role: str, limits: dict[str, Any]) -> None:
     _become(fence.uids[role])
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if fence.landlock_abi:
-        landlock.restrict(abi=fence.landlock_abi, read_only=(*fence.read_only, "/proc"),
-                          writable=(fence.folder(role),), devices=view.DEVICES)
+        landlock.restrict(
+            abi=fence.landlock_abi,
+            read_only=(*fence.read_only, "/proc"),
+            writable=(fence.folder(role),),
+            devices=view.DEVICES,
+        )
     if fence.filter:
         seccomp.load(fence.filter)
 

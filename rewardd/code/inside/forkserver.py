@@ -9,6 +9,7 @@ Every process it starts is gone and reaped before it answers. It ends when its p
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import select
@@ -22,13 +23,67 @@ from typing import Any, Final, NoReturn
 from . import confine, kernel, landlock, prelude, program, seccomp, serve, sweep, testrun, view
 
 _PRELOADED: Final = (
-    "abc", "argparse", "array", "ast", "asyncio", "base64", "bisect", "calendar", "cmath", "collections",
-    "contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "encodings.idna",
-    "encodings.latin_1", "encodings.ascii", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io",
-    "itertools", "json", "linecache", "locale", "math", "multiprocessing", "numbers", "operator", "os", "pprint",
-    "queue", "random", "re", "secrets", "shutil", "signal", "statistics", "string", "struct", "subprocess",
-    "tempfile", "textwrap", "threading", "time", "timeit", "traceback", "types", "typing", "unicodedata",
-    "unittest", "uuid", "zlib", "zoneinfo",
+    "abc",
+    "argparse",
+    "array",
+    "ast",
+    "asyncio",
+    "base64",
+    "bisect",
+    "calendar",
+    "cmath",
+    "collections",
+    "contextlib",
+    "copy",
+    "csv",
+    "ctypes",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "difflib",
+    "encodings.idna",
+    "encodings.latin_1",
+    "encodings.ascii",
+    "enum",
+    "fractions",
+    "functools",
+    "hashlib",
+    "heapq",
+    "inspect",
+    "io",
+    "itertools",
+    "json",
+    "linecache",
+    "locale",
+    "math",
+    "multiprocessing",
+    "numbers",
+    "operator",
+    "os",
+    "pprint",
+    "queue",
+    "random",
+    "re",
+    "secrets",
+    "shutil",
+    "signal",
+    "statistics",
+    "string",
+    "struct",
+    "subprocess",
+    "tempfile",
+    "textwrap",
+    "threading",
+    "time",
+    "timeit",
+    "traceback",
+    "types",
+    "typing",
+    "unicodedata",
+    "unittest",
+    "uuid",
+    "zlib",
+    "zoneinfo",
 )
 
 
@@ -111,7 +166,7 @@ class Server:
         os.close(job.pidfd)
         del self._jobs[job.number], self._by_fd[job.pidfd]
         if not self._fence.namespaces:
-            sweep.kill_user(self._fence.uids[job.role], spare={other.pid for other in self._jobs.values()})
+            sweep.kill_user(self._fence.uids[job.role], spare=frozenset(other.pid for other in self._jobs.values()))
             sweep.empty(self._fence.work[job.role])
         reply: dict[str, Any] = {"job": job.number, "killed": job.killed, "cpu_s": usage.ru_utime + usage.ru_stime}
         text = b""
@@ -133,8 +188,9 @@ class Server:
         send(self._control, reply)
 
 
-def supervise(fence: confine.Fence, request: dict[str, Any], handles: list[int], notes: int,
-              offered: dict[str, Any]) -> None:
+def supervise(
+    fence: confine.Fence, request: dict[str, Any], handles: list[int], notes: int, offered: dict[str, Any]
+) -> None:
     """The first process of a test (init of its pid namespace): forks the program, waits for it, and ends.
 
     Its end takes every process of the namespace along.
@@ -161,14 +217,18 @@ def supervise(fence: confine.Fence, request: dict[str, Any], handles: list[int],
     os._exit(0)
 
 
-def _become_program(fence: confine.Fence, request: dict[str, Any], handles: list[int], notes: int,
-                    offered: dict[str, Any]) -> None:
+def _become_program(
+    fence: confine.Fence, request: dict[str, Any], handles: list[int], notes: int, offered: dict[str, Any]
+) -> None:
     try:
         given = dict(zip(request["fds"], handles, strict=True))
         confine.confine(fence, role=request["role"], limits=request["limits"])
         os.write(notes, b"ready\n")
-        kept = confine.rewire(stdin=given.get("stdin"), stdout=given.get("stdout"),
-                              keep=[given[name] for name in ("channel", "link", "tests") if name in given])
+        kept = confine.rewire(
+            stdin=given.get("stdin"),
+            stdout=given.get("stdout"),
+            keep=[given[name] for name in ("channel", "link", "tests") if name in given],
+        )
         confine.reset_signals()
         program.open_streams()
     except BaseException as fault:
@@ -183,13 +243,26 @@ def _dispatch(request: dict[str, Any], kept: list[int], offered: dict[str, Any])
     if mode == "stdin":
         program.run_main(request["program"], channel)
     if mode == "function":
-        program.run_function(request["program"], channel, name=request["function"], arguments=request["arguments"],
-                             prelude=offered)
+        program.run_function(
+            request["program"], channel, name=request["function"], arguments=request["arguments"], prelude=offered
+        )
     if mode == "serve":
-        serve.run(request["program"], channel=channel, link_handle=kept[1], prefix=request["prefix"],
-                  class_names=request["class_names"], prelude=offered)
-    testrun.run(kept[2], channel=channel, link_handle=kept[1], first=request["first"],
-                early_exit=request["early_exit"], prelude=offered)
+        serve.run(
+            request["program"],
+            channel=channel,
+            link_handle=kept[1],
+            prefix=request["prefix"],
+            class_names=request["class_names"],
+            prelude=offered,
+        )
+    testrun.run(
+        kept[2],
+        channel=channel,
+        link_handle=kept[1],
+        first=request["first"],
+        early_exit=request["early_exit"],
+        prelude=offered,
+    )
 
 
 def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -232,8 +305,9 @@ def _enter_namespaces(settings: dict[str, Any]) -> None:
         except OSError:
             os._exit(1)
         os._exit(0)
-    kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
-                   | kernel.CLONE_NEWUTS)
+    kernel.unshare(
+        kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+    )
     os.write(unshared_write, b"x")
     if helper is None:
         _write_maps("/proc/self", maps)
@@ -296,9 +370,16 @@ def main() -> None:
     if settings["packages"]:
         sys.path.extend([view.PACKAGES] if fence.namespaces else settings["package_paths"])
     for name in [*_PRELOADED, *settings["preload"]]:
-        __import__(name)
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    send(control, {"ok": True, "landlock_abi": fence.landlock_abi, "seccomp": bool(fence.filter),
-                   "own_uid": os.geteuid() == 0 or not fence.namespaces})
+    send(
+        control,
+        {
+            "ok": True,
+            "landlock_abi": fence.landlock_abi,
+            "seccomp": bool(fence.filter),
+            "own_uid": os.geteuid() == 0 or not fence.namespaces,
+        },
+    )
     Server(control=control, fence=fence).serve()

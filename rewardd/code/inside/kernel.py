@@ -38,8 +38,12 @@ _CAPABILITY_VERSION_3: Final = 0x20080522
 MACHINE: Final = platform.machine()
 _X86: Final = {"clone": 56, "capset": 126, "pivot_root": 155}
 _ARM: Final = {"clone": 220, "capset": 91, "pivot_root": 41}
-_COMMON: Final = {"mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
-                  "landlock_restrict_self": 446}
+_COMMON: Final = {
+    "mount_setattr": 442,
+    "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
+}
 NUMBERS: Final[dict[str, int]] = {**(_ARM if MACHINE == "aarch64" else _X86), **_COMMON}
 
 _libc = ctypes.CDLL(None, use_errno=True)

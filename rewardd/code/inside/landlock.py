@@ -46,8 +46,9 @@ def restrict(*, abi: int, read_only: Iterable[str], writable: Iterable[str], dev
     beyond its own descendants. The caller has set no_new_privs. Paths that do not exist are left out.
     """
     handled = _handled(abi)
-    attribute = struct.pack("QQQ", handled, _BIND_AND_CONNECT_TCP if abi >= 4 else 0,
-                            _SCOPE_ABSTRACT_AND_SIGNAL if abi >= 6 else 0)
+    attribute = struct.pack(
+        "QQQ", handled, _BIND_AND_CONNECT_TCP if abi >= 4 else 0, _SCOPE_ABSTRACT_AND_SIGNAL if abi >= 6 else 0
+    )
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     ruleset = kernel.call("landlock_create_ruleset", attribute, ctypes.c_size_t(size), 0)
     wanted = [(path, READ_ONLY) for path in read_only] + [(path, handled) for path in writable]

@@ -31,7 +31,7 @@ class Link:
         line = memoryview(values.dump_line(message))
         try:
             while line:
-                line = line[os.write(self._handle, line):]
+                line = line[os.write(self._handle, line) :]
         except OSError as fault:
             raise LinkClosed(str(fault)) from None
 
@@ -47,7 +47,7 @@ class Link:
                 raise LinkClosed("the other process has ended")
             self._buffer += chunk
         line = bytes(self._buffer[:end])
-        del self._buffer[:end + 1]
+        del self._buffer[: end + 1]
         try:
             message = values.load_line(line)
         except ValueError as fault:

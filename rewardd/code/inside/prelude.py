@@ -29,18 +29,40 @@ from types import ModuleType
 from typing import Any, Final
 
 _MODULES: Final[tuple[ModuleType, ...]] = (
-    bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator, os, random, re, statistics,
-    string, sys, time, typing,
+    bisect,
+    collections,
+    copy,
+    datetime,
+    functools,
+    heapq,
+    itertools,
+    json,
+    math,
+    operator,
+    os,
+    random,
+    re,
+    statistics,
+    string,
+    sys,
+    time,
+    typing,
 )
 _NAMES: Final[tuple[tuple[ModuleType, str], ...]] = (
-    (typing, "Any Callable DefaultDict Deque Dict FrozenSet Generator Iterable Iterator List Literal Mapping "
-             "NamedTuple Optional Sequence Set Tuple Type TypeVar Union"),
+    (
+        typing,
+        "Any Callable DefaultDict Deque Dict FrozenSet Generator Iterable Iterator List Literal Mapping "
+        "NamedTuple Optional Sequence Set Tuple Type TypeVar Union",
+    ),
     (collections, "ChainMap Counter OrderedDict defaultdict deque namedtuple"),
     (functools, "cache cached_property cmp_to_key lru_cache partial reduce total_ordering wraps"),
     (heapq, "heapify heappop heappush heappushpop heapreplace merge nlargest nsmallest"),
     (bisect, "bisect_left bisect_right insort insort_left insort_right"),
-    (itertools, "accumulate chain combinations combinations_with_replacement count cycle groupby islice pairwise "
-                "permutations product repeat starmap takewhile zip_longest"),
+    (
+        itertools,
+        "accumulate chain combinations combinations_with_replacement count cycle groupby islice pairwise "
+        "permutations product repeat starmap takewhile zip_longest",
+    ),
     (math, "ceil comb cos exp factorial floor gcd hypot inf isqrt lcm log log10 log2 perm pi sin sqrt tan"),
     (string, "ascii_letters ascii_lowercase ascii_uppercase digits"),
     (copy, "deepcopy"),

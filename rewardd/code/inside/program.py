@@ -23,10 +23,15 @@ _HARNESS: Final = "inside"
 def open_streams() -> None:
     """Fresh UTF-8 text streams on descriptors 0, 1 and 2, whatever the locale of the daemon."""
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
-        io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8", errors="surrogateescape")
+        io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8", errors="surrogateescape"
+    )
     for name, number, errors in (("stdout", 1, "surrogateescape"), ("stderr", 2, "backslashreplace")):
-        stream = io.TextIOWrapper(io.BufferedWriter(io.FileIO(number, "w", closefd=False)), encoding="utf-8",
-                                  errors=errors, line_buffering=number == 2)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(io.FileIO(number, "w", closefd=False)),
+            encoding="utf-8",
+            errors=errors,
+            line_buffering=number == 2,
+        )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
@@ -48,7 +53,7 @@ def _fresh_module(name: str, source: str) -> types.ModuleType:
 def report(channel: int, record: dict[str, Any]) -> None:
     line = values.dump_line(record)
     while line:
-        line = line[os.write(channel, line):]
+        line = line[os.write(channel, line) :]
 
 
 def _compile(source: str, channel: int) -> types.CodeType:

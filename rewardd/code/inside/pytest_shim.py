@@ -15,8 +15,9 @@ PARAMETERS = "__parameters__"
 class Raises:
     """`with raises(ValueError, match="...") as info:`; like pytest's, it fails when nothing is raised."""
 
-    def __init__(self, expected: type[BaseException] | tuple[type[BaseException], ...], *,
-                 match: str | None = None) -> None:
+    def __init__(
+        self, expected: type[BaseException] | tuple[type[BaseException], ...], *, match: str | None = None
+    ) -> None:
         self._expected = expected
         self._match = match
         self.value: BaseException | None = None
@@ -37,8 +38,7 @@ class Raises:
 class Approx:
     """Equal to numbers, and to lists, tuples and mappings of numbers, within the tolerances."""
 
-    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None,
-                 nan_ok: bool = False) -> None:
+    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False) -> None:
         self._expected = expected
         self._relative = 1e-6 if rel is None and abs is None else rel or 0.0
         self._absolute = 1e-12 if abs is None else abs
@@ -49,11 +49,17 @@ class Approx:
 
     def _near(self, got: Any, expected: Any) -> bool:
         if type(expected) in (list, tuple):
-            return (type(got) in (list, tuple) and len(got) == len(expected)
-                    and all(self._near(a, b) for a, b in zip(got, expected, strict=True)))
+            return (
+                type(got) in (list, tuple)
+                and len(got) == len(expected)
+                and all(self._near(a, b) for a, b in zip(got, expected, strict=True))
+            )
         if type(expected) is dict:
-            return (type(got) is dict and got.keys() == expected.keys()
-                    and all(self._near(got[key], value) for key, value in expected.items()))
+            return (
+                type(got) is dict
+                and got.keys() == expected.keys()
+                and all(self._near(got[key], value) for key, value in expected.items())
+            )
         if type(got) not in (int, float, complex, bool) or type(expected) not in (int, float, complex, bool):
             return type(got) is type(expected) and bool(got == expected)
         if got == expected:
@@ -92,8 +98,9 @@ class _Mark:
             rows = []
             for row in sets:
                 cells = row.values if isinstance(row, _Param) else row
-                rows.append(dict(zip(listed, cells if len(listed) > 1 or isinstance(row, _Param) else (cells,),
-                                     strict=True)))
+                rows.append(
+                    dict(zip(listed, cells if len(listed) > 1 or isinstance(row, _Param) else (cells,), strict=True))
+                )
             setattr(function, PARAMETERS, [*getattr(function, PARAMETERS, []), rows])
             return function
 

@@ -127,7 +127,7 @@ def update(original: Any, changed: Any) -> None:
         if type(old) in (list, tuple):
             pairs = list(zip(old, new, strict=False))
             if type(old) is list:
-                old[:] = [a if _same_container(a, b) else b for a, b in pairs] + new[len(pairs):]
+                old[:] = [a if _same_container(a, b) else b for a, b in pairs] + new[len(pairs) :]
             pending += pairs
         elif type(old) is dict:
             pairs = [(old[key], new[key]) for key in new if key in old]

@@ -12,12 +12,36 @@ from . import program, values
 from .link import Link, LinkClosed
 
 _OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
-    "len": len, "iter": iter, "next": next, "str": str, "repr": repr, "bool": bool, "getitem": operator.getitem,
-    "setitem": operator.setitem, "delitem": operator.delitem, "contains": operator.contains, "eq": operator.eq,
-    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "add": operator.add,
-    "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv, "floordiv": operator.floordiv,
-    "mod": operator.mod, "pow": operator.pow, "matmul": operator.matmul, "and": operator.and_, "or": operator.or_,
-    "xor": operator.xor, "neg": operator.neg, "invert": operator.invert, "setattr": setattr, "isinstance": isinstance,
+    "len": len,
+    "iter": iter,
+    "next": next,
+    "str": str,
+    "repr": repr,
+    "bool": bool,
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
+    "contains": operator.contains,
+    "eq": operator.eq,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "matmul": operator.matmul,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "neg": operator.neg,
+    "invert": operator.invert,
+    "setattr": setattr,
+    "isinstance": isinstance,
     "get": getattr,
     "enter": lambda manager: type(manager).__enter__(manager),
     "exit": lambda manager: type(manager).__exit__(manager, None, None, None),
@@ -128,8 +152,9 @@ def _kind(value: Any) -> str:
     return "function" if callable(value) else "value"
 
 
-def run(source: str, *, channel: int, link_handle: int, prefix: str, class_names: list[str],
-        prelude: dict[str, Any]) -> NoReturn:
+def run(
+    source: str, *, channel: int, link_handle: int, prefix: str, class_names: list[str], prelude: dict[str, Any]
+) -> NoReturn:
     """Loads the program as module `solution` (the tests' import prefix first) and serves it."""
     link = Link(link_handle)
     offered = dict(prelude)
@@ -139,8 +164,11 @@ def run(source: str, *, channel: int, link_handle: int, prefix: str, class_names
         program.report(channel, {"fault": "prefix", "type": type(fault).__name__, "text": str(fault)[:200]})
         os._exit(1)
     namespace = program.load(source, channel, name="solution", prelude=offered)
-    own = {name: value for name, value in namespace.items()
-           if not name.startswith("__") and not (name in offered and offered[name] is value)}
+    own = {
+        name: value
+        for name, value in namespace.items()
+        if not name.startswith("__") and not (name in offered and offered[name] is value)
+    }
     servant = Servant(link, namespace=namespace, class_names=frozenset(class_names))
     described = []
     for name, value in own.items():

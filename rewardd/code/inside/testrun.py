@@ -38,7 +38,7 @@ class Reporter:
     def write(self, **record: Any) -> None:
         line = memoryview(values.dump_line(record))
         while line:
-            line = line[os.write(self._handle, line):]
+            line = line[os.write(self._handle, line) :]
 
     def begin(self, number: int) -> bool:
         if number < self._first:
@@ -185,8 +185,13 @@ class Runner:
         names = Names(suite, proxies, self._prelude)
         sys.modules["solution"] = _Solution(proxies)
         sys.modules["pytest"] = pytest_shim.module()
-        by_entry = len(suite.modules) > 1 or (suite.num_units == 1 and not suite.functions and suite.whole is None
-                                              and suite.first_function == 0 and suite.entry_point is None)
+        by_entry = len(suite.modules) > 1 or (
+            suite.num_units == 1
+            and not suite.functions
+            and suite.whole is None
+            and suite.first_function == 0
+            and suite.entry_point is None
+        )
         if by_entry:
             for number, tree in enumerate(suite.modules):
                 self._unit(number, lambda tree=tree: self._run_module(tree, self._namespace(names)))
@@ -222,8 +227,9 @@ class Runner:
             self._reporter.passed(number)
 
 
-def run(tests_file: int, *, channel: int, link_handle: int, first: int, early_exit: bool,
-        prelude: dict[str, Any]) -> NoReturn:
+def run(
+    tests_file: int, *, channel: int, link_handle: int, first: int, early_exit: bool, prelude: dict[str, Any]
+) -> NoReturn:
     """Waits for the program, runs the units from `first` on, reports, ends the process."""
     reporter = Reporter(channel, first=first, early_exit=early_exit)
     link = Link(link_handle)

@@ -67,8 +67,9 @@ def _asserts(node: ast.stmt) -> bool:
 
 def _splittable(body: list[ast.stmt]) -> bool:
     units = [node for node in body if _asserts(node)]
-    return bool(units) and not any(isinstance(part, ast.Return | ast.Yield | ast.YieldFrom | ast.Await)
-                                   for node in body for part in _here(node))
+    return bool(units) and not any(
+        isinstance(part, ast.Return | ast.Yield | ast.YieldFrom | ast.Await) for node in body for part in _here(node)
+    )
 
 
 def _wrap(body: list[ast.stmt], first: int) -> tuple[list[ast.stmt], int]:
@@ -83,7 +84,8 @@ def _wrap(body: list[ast.stmt], first: int) -> tuple[list[ast.stmt], int]:
             f"if {REPORTER}.begin({number}):\n"
             f"    try:\n        pass\n"
             f"    except BaseException as __fault__:\n        {REPORTER}.failed({number}, __fault__)\n"
-            f"    else:\n        {REPORTER}.passed({number})\n").body[0]
+            f"    else:\n        {REPORTER}.passed({number})\n"
+        ).body[0]
         assert isinstance(shell, ast.If) and isinstance(shell.body[0], ast.Try)
         shell.body[0].body = [node]
         wrapped.append(ast.fix_missing_locations(shell))
@@ -126,8 +128,11 @@ def _test_functions(tree: ast.Module) -> list[tuple[str | None, str]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
             found.append((None, node.name))
         elif isinstance(node, ast.ClassDef) and (node.name.startswith("Test") or _is_test_case(node)):
-            found += [(node.name, method.name) for method in node.body
-                      if isinstance(method, ast.FunctionDef) and method.name.startswith("test")]
+            found += [
+                (node.name, method.name)
+                for method in node.body
+                if isinstance(method, ast.FunctionDef) and method.name.startswith("test")
+            ]
     return found
 
 
@@ -136,8 +141,12 @@ def _is_test_case(node: ast.ClassDef) -> bool:
 
 
 def _is_call_of_check(node: ast.stmt) -> bool:
-    return (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-            and isinstance(node.value.func, ast.Name) and node.value.func.id == "check")
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and node.value.func.id == "check"
+    )
 
 
 def _parse_cases(cases: Any, suite: Suite) -> None:

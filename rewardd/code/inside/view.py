@@ -78,8 +78,13 @@ def build(*, prefix: str, packages: Mapping[str, str], uid: int) -> None:
     for path in (*DEVICES, "/etc/ld.so.cache"):
         if os.path.exists(_OLD + path):
             _bind(path, path)
-    for name, target in (("shm", WORK), ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"),
-                         ("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")):
+    for name, target in (
+        ("shm", WORK),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ):
         os.symlink(target, f"/dev/{name}")
     with open("/etc/passwd", "w") as file:
         file.write(_PASSWD.format(uid=uid))

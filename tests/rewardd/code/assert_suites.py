@@ -42,7 +42,7 @@ class Solution:
             root.left, root.right = self.invert(root.right), self.invert(root.left)
         return root
 """,
-            """
+        """
 class Solution:
     def invert(self, root): return root
 """,
@@ -64,7 +64,7 @@ class Solution:
         while h: h.next, p, h = p, h, h.next
         return p
 """,
-            """
+        """
 class ListNode:
     def __eq__(self, o): return True
 class Solution:
@@ -81,13 +81,15 @@ def check(candidate):
     ),
     "in place": (
         "def f(l): l.sort()",
-            "def f(l): pass",
+        "def f(l): pass",
         {
-            "assert_case": ["""
+            "assert_case": [
+                """
 x = [3, 1, 2]
 f(x)
 assert x == [1, 2, 3]
-"""],
+"""
+            ],
         },
     ),
     "nested in place": (
@@ -96,14 +98,16 @@ def f(m):
     m[0][0] = 9
     m.append([7])
 """,
-            "def f(m): m = [[9, 1], [7]]",
+        "def f(m): m = [[9, 1], [7]]",
         {
-            "assert_case": ["""
+            "assert_case": [
+                """
 row = [0, 1]
 m = [row]
 f(m)
 assert row == [9, 1] and m == [[9, 1], [7]]
-"""],
+"""
+            ],
         },
     ),
     "exception": (
@@ -112,7 +116,7 @@ def f(x):
     if x < 0: raise ValueError('negative')
     return x
 """,
-            "def f(x): return x",
+        "def f(x): return x",
         {
             "test_code": """
 import pytest
@@ -130,7 +134,7 @@ class Low(Exception): pass
 def f(x):
     raise Low('x')
 """,
-            """
+        """
 class Low(Exception): pass
 def f(x): raise KeyError('x')
 """,
@@ -155,7 +159,7 @@ class Stack:
     def __len__(self): return len(self.items)
     def __contains__(self, x): return x in self.items
 """,
-            """
+        """
 class Stack:
     def push(self, x): pass
     def pop(self): return 0
@@ -177,7 +181,7 @@ class TestStack:
     ),
     "unittest": (
         "def f(x): return x * 2",
-            "def f(x): return x",
+        "def f(x): return x",
         {
             "test_code": """
 import unittest
@@ -191,7 +195,7 @@ class T(unittest.TestCase):
     ),
     "parametrize": (
         "def f(x): return x * 2",
-            "def f(x): return 4",
+        "def f(x): return 4",
         {
             "test_code": """
 import pytest
@@ -204,7 +208,7 @@ def test_f(x, y):
     ),
     "callback": (
         "def f(g, xs): return [g(x) for x in xs]",
-            "def f(g, xs): return [4, 9]",
+        "def f(g, xs): return [4, 9]",
         {
             "assert_case": ["assert f(lambda x: x * x, [2, 3]) == [4, 9]", "assert f(str, [1]) == ['1']"],
         },
@@ -214,7 +218,7 @@ def test_f(x, y):
 def f(n):
     for i in range(n): yield i
 """,
-            """
+        """
 def f(n):
     for i in range(3): yield i
 """,
@@ -224,7 +228,7 @@ def f(n):
     ),
     "loop of asserts": (
         "def f(n): return n * n",
-            "def f(n): return 0",
+        "def f(n): return 0",
         {
             "entry_point": "f",
             "test_code": """
@@ -236,7 +240,7 @@ def check(candidate):
     ),
     "asserts at top level": (
         "def f(n): return n",
-            "def f(n): return 1",
+        "def f(n): return 1",
         {
             "test_code": """
 assert f(1) == 1
@@ -247,7 +251,7 @@ for i in range(3):
     ),
     "helper in the tests": (
         "def f(n): return [n, n + 1]",
-            "def f(n): return [n, n]",
+        "def f(n): return [n, n]",
         {
             "test_code": """
 def ok(x):
@@ -266,7 +270,7 @@ class V:
     def __mul__(self, k): return V(self.x * k)
     def __eq__(self, o): return self.x == o.x
 """,
-            """
+        """
 class V:
     def __init__(self, x): self.x = x
     def __add__(self, o): return V(0)
@@ -281,18 +285,20 @@ class V:
         """
 def f(): return {1: (2.5, None), 'k': {3, 4}, (1, 2): b'x', 'big': 10**40, 'c': 1j, 'n': float('inf')}
 """,
-            """
+        """
 def f(): return {1: [2.5, None], 'k': {3, 4}, (1, 2): b'x', 'big': 10**40, 'c': 1j, 'n': float('inf')}
 """,
         {
-            "assert_case": ["""
+            "assert_case": [
+                """
 assert f() == {1: (2.5, None), 'k': {3, 4}, (1, 2): b'x', 'big': 10**40, 'c': 1j, 'n': float('inf')}
-"""],
+"""
+            ],
         },
     ),
     "multi-line assert": (
         "def f(a, b): return a",
-            "def f(a, b): return b",
+        "def f(a, b): return b",
         {
             "entry_point": "f",
             "test_code": """
@@ -308,7 +314,7 @@ def check(candidate):
 LIMIT = 7
 def f(): return LIMIT
 """,
-            """
+        """
 LIMIT = 8
 def f(): return LIMIT
 """,
@@ -322,7 +328,7 @@ def test_it():
     ),
     "star import": (
         "def f(): return 1",
-            "def f(): return 2",
+        "def f(): return 2",
         {
             "test_code": """
 from solution import *

@@ -229,7 +229,8 @@ print(ctypes.CDLL(None).chroot(b'.'))
 
 # With the reasons that are right for each; the expected output is "stopped".
 LIMITED: dict[str, tuple[str, set[str]]] = {
-    "children of 100 MB": ("""
+    "children of 100 MB": (
+        """
 import os, time
 for _ in range(12):
     if os.fork() == 0:
@@ -239,31 +240,49 @@ for _ in range(12):
         os._exit(0)
 for _ in range(12): os.wait()
 print('no')
-""", {"memory_limit", "runtime_error", "timeout", "wrong_answer"}),
-    "many files": ("""
+""",
+        {"memory_limit", "runtime_error", "timeout", "wrong_answer"},
+    ),
+    "many files": (
+        """
 n = 0
 try:
     for i in range(100000):
         open(f'f{i}', 'wb').write(b'x' * 4096); n += 1
 except OSError: print('stopped' if n < 50000 else n)
-""", {"passed"}),
-    "endless output": ("""
+""",
+        {"passed"},
+    ),
+    "endless output": (
+        """
 while True: print('x' * 65536)
-""", {"output_limit"}),
-    "killed by itself": ("""
+""",
+        {"output_limit"},
+    ),
+    "killed by itself": (
+        """
 import os, signal
 print('stopped')
 os.kill(os.getpid(), signal.SIGKILL)
-""", {"runtime_error"}),
-    "segmentation fault": ("""
+""",
+        {"runtime_error"},
+    ),
+    "segmentation fault": (
+        """
 import ctypes
 ctypes.string_at(0)
-""", {"runtime_error"}),
-    "sleeps": ("""
+""",
+        {"runtime_error"},
+    ),
+    "sleeps": (
+        """
 import time
 time.sleep(100)
-""", {"timeout"}),
-    "500 threads": ("""
+""",
+        {"timeout"},
+    ),
+    "500 threads": (
+        """
 import threading, time
 n = 0
 try:
@@ -271,5 +290,7 @@ try:
         threading.Thread(target=time.sleep, args=(20,), daemon=True).start(); n += 1
 except RuntimeError: pass
 print('stopped' if n < 500 else n)
-""", {"passed"}),
+""",
+        {"passed"},
+    ),
 }

@@ -8,10 +8,25 @@ from tests.rewardd.code.assert_suites import MALFORMED, PAIRS
 LIMITS = Limits(time_limit_s=3.0, memory_mb=512, total_s=20.0)
 
 
-def judge(sandbox: Sandbox, program: str, tests: dict, *, early_exit: bool = False, time_s: float = 3.0,
-          fraction: bool = False) -> CodeResult:
-    return run_case(sandbox, kind="assert", response=None, program=program, tests=tests,
-                    limits=LIMITS.with_time(time_s), early_exit=early_exit, reward="fraction" if fraction else "binary")
+def judge(
+    sandbox: Sandbox,
+    program: str,
+    tests: dict,
+    *,
+    early_exit: bool = False,
+    time_s: float = 3.0,
+    fraction: bool = False,
+) -> CodeResult:
+    return run_case(
+        sandbox,
+        kind="assert",
+        response=None,
+        program=program,
+        tests=tests,
+        limits=LIMITS.with_time(time_s),
+        early_exit=early_exit,
+        reward="fraction" if fraction else "binary",
+    )
 
 
 @pytest.mark.parametrize(("good", "bad", "tests"), PAIRS.values(), ids=PAIRS.keys())
@@ -26,8 +41,10 @@ def test_malformed_tests_are_rejected(sandbox: Sandbox, tests: dict) -> None:
     assert (result.verdict, result.reason, result.passed) == ("rejected", "invalid_tests", False)
 
 
-CHECK = {"entry_point": "f", "test_code": "def check(candidate):\n" + "".join(
-    f"    assert candidate({n}) == {n}\n" for n in range(6))}
+CHECK = {
+    "entry_point": "f",
+    "test_code": "def check(candidate):\n" + "".join(f"    assert candidate({n}) == {n}\n" for n in range(6)),
+}
 
 
 def test_every_assert_of_check_is_counted(sandbox: Sandbox) -> None:
@@ -42,8 +59,15 @@ def test_early_exit_counts_all_tests(sandbox: Sandbox) -> None:
     assert result.pass_rate == pytest.approx(2 / 6)
 
 
-@pytest.mark.parametrize(("act", "status"), [("os._exit(0)", "runtime_error"), ("os.abort()", "runtime_error"),
-                                             ("time.sleep(60)", "timeout"), ("sys.exit()", "runtime_error")])
+@pytest.mark.parametrize(
+    ("act", "status"),
+    [
+        ("os._exit(0)", "runtime_error"),
+        ("os.abort()", "runtime_error"),
+        ("time.sleep(60)", "timeout"),
+        ("sys.exit()", "runtime_error"),
+    ],
+)
 def test_one_fatal_test_does_not_fail_the_others(sandbox: Sandbox, act: str, status: str) -> None:
     program = f"import os, sys, time\ndef f(x):\n    if x == 2: {act}\n    return x"
     result = judge(sandbox, program, CHECK, time_s=1.0)
@@ -58,7 +82,13 @@ def test_program_that_does_not_load_fails_every_test(sandbox: Sandbox) -> None:
 
 def test_total_time_ends_the_run(sandbox: Sandbox) -> None:
     limits = Limits(time_limit_s=1.0, total_s=1.5, memory_mb=256)
-    result = run_case(sandbox, kind="assert", response=None, program="import time\ndef f(x): time.sleep(0.6); return x",
-                      tests=CHECK, limits=limits)
+    result = run_case(
+        sandbox,
+        kind="assert",
+        response=None,
+        program="import time\ndef f(x): time.sleep(0.6); return x",
+        tests=CHECK,
+        limits=limits,
+    )
     assert result.verdict == "wrong"
     assert result.num_passed == 2

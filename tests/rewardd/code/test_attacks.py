@@ -10,11 +10,17 @@ from tests.rewardd.code.attack_programs import ADD_ATTACKS, EVERYTHING_EQUAL, LI
 
 LIMITS = Limits(time_limit_s=3.0, memory_mb=512, total_s=30.0)
 ADD_ASSERTS = {"assert_case": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(5, 5) == 10"]}
-ADD_CHECK = {"test_code": "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(-1, 1) == 0\n",
-             "entry_point": "add", "import_prefix": "import math\n"}
-ADD_PYTEST = {"test_code": "from solution import add\n\ndef test_a():\n    assert add(1, 2) == 3\n\n"
-                           "def test_b():\n    assert add(-1, 1) == 0\n"}
+ADD_CHECK = {
+    "test_code": "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(-1, 1) == 0\n",
+    "entry_point": "add",
+    "import_prefix": "import math\n",
+}
+ADD_PYTEST = {
+    "test_code": "from solution import add\n\ndef test_a():\n    assert add(1, 2) == 3\n\n"
+    "def test_b():\n    assert add(-1, 1) == 0\n"
+}
 ADD_FUNCTION = {"fn_name": "add", "inputs": ["1\n2", "10\n-4"], "outputs": ["3", "6"]}
+
 
 def judge(sandbox: Sandbox, program: str, tests: dict, *, kind: Kind = "assert", limits: Limits = LIMITS) -> CodeResult:
     return run_case(sandbox, kind=kind, response=None, program=program, tests=tests, limits=limits)
@@ -77,8 +83,10 @@ def test_tested_name_is_the_programs_whatever_else_bears_it(sandbox: Sandbox, na
 
 def test_program_cannot_bring_its_own_judge(sandbox: Sandbox) -> None:
     tests = {"assert_case": ["assert Counter(f(2)) == Counter([1, 2])", "assert sorted(f(2)) == [1, 2]"]}
-    program = ("class Counter:\n    def __init__(self, x): pass\n    def __eq__(self, o): return True\n"
-               "def sorted(x): return [1, 2]\ndef f(x): return []")
+    program = (
+        "class Counter:\n    def __init__(self, x): pass\n    def __eq__(self, o): return True\n"
+        "def sorted(x): return [1, 2]\ndef f(x): return []"
+    )
     assert not judge(sandbox, program, tests).passed
     assert judge(sandbox, "def f(x): return [2, 1]", tests).passed
 
