@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from deploy.prepare.check_data import check_file
 from deploy.prepare.data import RECIPES, make_data
+from deploy.prepare.model import MODEL_NAME, cache_dir
 from protocol.errors import ExitStatus
 
 
@@ -32,11 +32,14 @@ def make(
 
 def check(
     file: Annotated[Path, typer.Argument(help="Parquet or JSON-lines file.")],
-    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer folder: also count prompt tokens.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer folder; default: the demo's model.")] = None,
     max_prompt_tokens: Annotated[int, typer.Option(help="Limit to compare prompt lengths with.")] = 1024,
 ) -> int:
-    """Look at every row: what is missing, malformed, duplicate or too long, named by row."""
-    report = check_file(file, tokenizer=tokenizer, max_prompt_tokens=max_prompt_tokens)
+    """Read a data file as a run would: lengths, sources, and every row that would be left out, with the reason."""
+    from learner.data.report import check_file
+
+    folder = tokenizer or cache_dir() / MODEL_NAME
+    report = check_file(str(file), tokenizer_folder=str(folder), max_prompt_tokens=max_prompt_tokens)
     for line in report.lines():
         typer.echo(line)
-    return int(ExitStatus.FINISHED if report.is_clean else ExitStatus.CONFIG)
+    return int(ExitStatus.CONFIG if report.left_out else ExitStatus.FINISHED)

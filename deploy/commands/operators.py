@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.live import Live
 
 from deploy.commands.options import JsonOption, RunDirArgument, RunDirOption, load_run
-from deploy.commands.roles import is_installed
 from deploy.local.control import running_state
 from deploy.status.client import fetch_status
 from deploy.status.render import status_view
+from learner.coordinator.schema import ledger_summary
 from protocol.auth import generate_keys
 from protocol.config import Config
 from protocol.errors import ExitStatus, UserError
@@ -25,8 +25,7 @@ def register(app: typer.Typer) -> None:
     """Add the operators' commands."""
     app.command("status")(status)
     app.command("keys")(keys)
-    if is_installed("learner.coordinator.conservation"):
-        app.command("ledger")(ledger)
+    app.command("ledger")(ledger)
 
 
 def status(
@@ -71,13 +70,10 @@ def keys(folder: Annotated[Path, typer.Argument(help="New folder for the keys.")
 
 def ledger(run_dir: RunDirArgument, as_json: JsonOption = False) -> int:
     """The conservation equation: every slot issued is trained, filtered, retired, quarantined or in flight."""
-    from learner.coordinator.conservation import conservation
-
-    counts = conservation(run_dir)
+    summary = ledger_summary(run_dir / "coordinator" / "ledger.sqlite")
     if as_json:
-        typer.echo(json.dumps(counts))
+        typer.echo(json.dumps(summary))
     else:
-        for name, count in counts.items():
+        for name, count in summary.items():
             typer.echo(f"{name:>14} {count}")
-    accounted = sum(count for name, count in counts.items() if name != "issued")
-    return 0 if counts["issued"] == accounted else int(ExitStatus.FAILED)
+    return 0 if summary["balanced"] else int(ExitStatus.FAILED)

@@ -27,7 +27,8 @@ STEADY_S = 60.0
 """A process that lived this long starts its back-off anew."""
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Ask for SIGTERM when the parent dies; for preexec_fn of a child."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -83,7 +84,7 @@ class Instance:
                     stderr=subprocess.STDOUT,
                     env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
                     start_new_session=True,
-                    preexec_fn=_die_with_parent,
+                    preexec_fn=die_with_parent,
                 )
                 self.processes.append(process)
                 self.on_start(process)

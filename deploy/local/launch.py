@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from deploy.local.control import read_state, running_state
+from deploy.local.instance import die_with_parent
 from deploy.local.logfiles import tail
 from deploy.local.specs import num_gpus, spec_of, specs_of
 from deploy.local.supervisor import Supervisor
@@ -55,7 +56,7 @@ def start_supervisor(run_dir: Path, *, detach: bool) -> subprocess.Popen[bytes]:
 
     Args:
         run_dir: a prepared run folder.
-        detach: let it outlive this process.
+        detach: let it outlive this process; else it stops everything when this process dies.
 
     Raises:
         UserError: it ended at once, or said nothing within 20 s.
@@ -69,6 +70,7 @@ def start_supervisor(run_dir: Path, *, detach: bool) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=None if detach else die_with_parent,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
     deadline = time.monotonic() + START_DEADLINE_S
