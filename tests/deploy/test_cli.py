@@ -94,7 +94,7 @@ def test_data_check_names_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture
     model = str(build_tiny_model(tmp_path / "model"))
     write_parquet([good, {**good, "reward_model": {"ground_truth": None}}], tmp_path / "d.parquet")
     assert run(["data", "check", str(tmp_path / "d.parquet"), "--tokenizer", model]) == ExitStatus.CONFIG
-    assert "1 of 2 rows usable" in (out := capsys.readouterr().out) and "row 1" in out
+    assert "1 of 2 rows usable" in (out := capsys.readouterr().out) and "row 2" in out
     write_parquet([good], tmp_path / "good.parquet")
     assert run(["data", "check", str(tmp_path / "good.parquet"), "--tokenizer", model]) == 0
 
