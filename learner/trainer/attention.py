@@ -1,0 +1,154 @@
+"""Attention over packed sequences without padding, registered in transformers as ``slipstream_packed``.
+
+Sequences lie one after another on the token axis. Three kernels give the same result:
+
+- ``flash``: flash-attn's varlen kernel, through transformers' own integration;
+- ``varlen``: ``torch.nn.attention.varlen`` (CUDA);
+- ``sdpa``: documents of similar length are gathered into right-padded blocks. Under a causal mask a query never sees
+  the padding behind it, so a block needs no mask, and what is computed at padding is dropped.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+ATTENTION_NAME = "slipstream_packed"
+MAX_PADDING_FRACTION = 0.25
+
+
+@dataclass(frozen=True)
+class Block:
+    """Documents of similar length: ``gather [n, L]`` token indices, ``real [n, L]`` (False at padding)."""
+
+    gather: torch.Tensor
+    real: torch.Tensor
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """Where the documents of a packed micro-batch lie.
+
+    ``cu_seqlens`` int32 ``[n + 1]``; ``blocks`` (sdpa only) cover every document once; ``restore [N]`` brings the
+    blocks' real outputs, concatenated, back into token order.
+    """
+
+    cu_seqlens: torch.Tensor
+    max_length: int
+    kernel: str
+    blocks: tuple[Block, ...] = ()
+    restore: torch.Tensor | None = None
+
+
+def choose_kernel(wanted: str, *, device: torch.device) -> str:
+    """The kernel for ``model.attention`` on this device. Raises ValueError when the wanted one is not to be had."""
+    has_flash = importlib.util.find_spec("flash_attn") is not None
+    has_varlen = importlib.util.find_spec("torch.nn.attention.varlen") is not None
+    if wanted == "auto":
+        if device.type != "cuda":
+            return "sdpa"
+        return "flash" if has_flash else "varlen" if has_varlen else "sdpa"
+    if wanted != "sdpa" and device.type != "cuda":
+        raise ValueError(f"model.attention={wanted} needs a GPU; set model.attention to auto or sdpa")
+    if (wanted == "flash" and not has_flash) or (wanted == "varlen" and not has_varlen):
+        raise ValueError(f"model.attention={wanted} is not installed here; set model.attention to auto")
+    return wanted
+
+
+def plan_layout(lengths: Sequence[int], *, kernel: str, device: torch.device) -> PackedLayout:
+    """Layout of documents of these lengths (all >= 1), packed in this order."""
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    cu_seqlens = torch.tensor(starts, dtype=torch.int32, device=device)
+    if kernel != "sdpa":
+        return PackedLayout(cu_seqlens=cu_seqlens, max_length=max(lengths), kernel=kernel)
+    blocks, order = [], []
+    for members in _similar_lengths(lengths):
+        longest = max(lengths[i] for i in members)
+        column = torch.arange(longest)
+        length_n = torch.tensor([lengths[i] for i in members])
+        real = column[None, :] < length_n[:, None]
+        gather = torch.tensor([starts[i] for i in members])[:, None] + torch.minimum(column[None, :], length_n[:, None] - 1)
+        order.append(gather[real])
+        blocks.append(Block(gather=gather.to(device), real=real.to(device)))
+    restore = torch.argsort(torch.cat(order)).to(device)
+    return PackedLayout(
+        cu_seqlens=cu_seqlens, max_length=max(lengths), kernel=kernel, blocks=tuple(blocks), restore=restore
+    )
+
+
+def _similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
+    """Groups documents, longest first, so that a group's padding stays below MAX_PADDING_FRACTION of its tokens."""
+    groups: list[list[int]] = []
+    tokens = longest = 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if groups:
+            padded = (len(groups[-1]) + 1) * longest
+            if padded - (tokens + lengths[i]) <= MAX_PADDING_FRACTION * padded:
+                groups[-1].append(i)
+                tokens += lengths[i]
+                continue
+        groups.append([i])
+        tokens = longest = lengths[i]
+    return groups
+
+
+def register() -> None:
+    """Makes ``attn_implementation="slipstream_packed"`` known to transformers (idempotent)."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, packed_attention)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    packed_layout: PackedLayout,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention within each document: query ``[1, H, N, d]``, key and value ``[1, Hkv, N, d]`` -> ``[1, N, H, d]``.
+
+    Raises ValueError when a document is longer than the layer's sliding window (not supported).
+    """
+    assert query.shape[0] == 1 and attention_mask is None
+    if sliding_window is not None and packed_layout.max_length > sliding_window:
+        raise ValueError(
+            f"a sequence of {packed_layout.max_length} tokens exceeds the model's sliding window of {sliding_window}"
+        )
+    if packed_layout.kernel == "varlen":
+        return _varlen(query[0], key[0], value[0], packed_layout, scaling), None
+    repeat = query.shape[1] // key.shape[1]
+    if repeat > 1:
+        key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
+    query_NHd, key_NHd, value_NHd = (t[0].transpose(0, 1) for t in (query, key, value))
+    outputs = []
+    for block in packed_layout.blocks:
+        q, k, v = (t[block.gather].transpose(1, 2) for t in (query_NHd, key_NHd, value_NHd))
+        out_nHLd = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+        outputs.append(out_nHLd.transpose(1, 2)[block.real])
+    return torch.cat(outputs)[packed_layout.restore][None], None
+
+
+def _varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: PackedLayout, scaling: float | None
+) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    repeat = query.shape[0] // key.shape[0]
+    if repeat > 1:
+        key, value = key.repeat_interleave(repeat, dim=0), value.repeat_interleave(repeat, dim=0)
+    q, k, v = (t.transpose(0, 1).contiguous() for t in (query, key, value))
+    longest, starts = layout.max_length, layout.cu_seqlens
+    return varlen_attn(q, k, v, starts, starts, longest, longest, scale=scaling, window_size=(-1, 0))[None]

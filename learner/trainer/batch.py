@@ -1,0 +1,188 @@
+"""What one update consumes and reports, and how trajectories become packed micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from learner.trainer.attention import PackedLayout, plan_layout
+from protocol.messages import BatchItem, BatchPlan
+
+
+@dataclass(frozen=True)
+class TrajectoryArrays:
+    """Arrays of one trajectory, as recorded by the generator (P prompt tokens, R response tokens).
+
+    ``token_ids`` int32 ``[P + R]``; ``logp_behaviour`` float32 ``[R]``; ``versions`` int32 ``[R]``; ``loss_mask``
+    uint8 ``[R]`` (0 for tokens the policy did not sample).
+    """
+
+    token_ids: np.ndarray
+    logp_behaviour: np.ndarray
+    versions: np.ndarray
+    loss_mask: np.ndarray
+
+    def check(self, item: BatchItem) -> None:
+        """Raises ValueError, naming the trajectory, when lengths disagree or a sampled token's log-prob is missing."""
+        name = f"trajectory {item.group_id}/{item.slot} ({item.prompt_id})"
+        num_response = item.num_response_tokens
+        if len(self.token_ids) != item.num_prompt_tokens + num_response:
+            raise ValueError(f"{name} has {len(self.token_ids)} tokens, its record says {item.num_prompt_tokens + num_response}")
+        for field_name in ("logp_behaviour", "versions", "loss_mask"):
+            if len(getattr(self, field_name)) != num_response:
+                raise ValueError(f"{name}: {field_name} has {len(getattr(self, field_name))} entries for {num_response} tokens")
+        if item.num_prompt_tokens < 1:
+            raise ValueError(f"{name} has no prompt token to predict its first answer token from")
+        if not np.isfinite(self.logp_behaviour[self.loss_mask != 0]).all():
+            raise ValueError(f"{name}: a sampled token has no finite behaviour log-prob")
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """A planned batch and the arrays of this rank's own trajectories, by index into ``plan.items``."""
+
+    plan: BatchPlan
+    arrays: Mapping[int, TrajectoryArrays]
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What an update did. ``num_applied`` and ``num_skipped`` count optimizer steps; ``policy_version`` is the version
+    afterwards; token counts are over all ranks. ``num_skipped_in_a_row`` counts skipped steps since the last applied."""
+
+    policy_version: int
+    num_applied: int
+    num_skipped: int
+    num_skipped_in_a_row: int
+    num_trained_tokens: int
+    num_stale_tokens: int
+    max_token_staleness: int
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class MicroBatch:
+    """Packed sequences (N tokens, T response tokens in order of sequences); all tensors on the engine's device.
+
+    ``predict_T`` is the row of the hidden states that predicts each response token; ``seq_id_T`` indexes
+    ``plan.items``; ``mask_T`` is True for tokens that count in the loss. A dummy has no response token that counts.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    layout: PackedLayout
+    predict_T: torch.Tensor
+    token_T: torch.Tensor
+    temperature_T: torch.Tensor
+    logp_behaviour_T: torch.Tensor
+    version_T: torch.Tensor
+    mask_T: torch.Tensor
+    sampled_T: torch.Tensor
+    seq_id_T: torch.Tensor
+    is_dummy: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.shape[1]
+
+
+def split_mini_batches(plan: BatchPlan, *, num_mini_batches: int) -> list[list[list[list[int]]]]:
+    """``result[m][rank]`` lists mini-batch m's micro-batches, equal counts on all ranks (empty ones are dummies).
+
+    Mini-batch m holds the m-th of equal runs of groups in plan order. A micro-batch that spans several mini-batches is
+    split, so every plan within the token cap stays within it.
+
+    Raises ValueError when the ranks' counts differ, an item is missing or the groups do not divide evenly.
+    """
+    counts = {len(rank) for rank in plan.micro_batches}
+    if len(counts) != 1:
+        raise ValueError(f"batch {plan.batch_id}: ranks have different numbers of micro-batches: {sorted(counts)}")
+    planned = sorted(i for rank in plan.micro_batches for micro_batch in rank for i in micro_batch)
+    if planned != list(range(len(plan.items))):
+        raise ValueError(f"batch {plan.batch_id}: its micro-batches do not hold each of its {len(plan.items)} items once")
+    groups = list(dict.fromkeys(item.group_id for item in plan.items))
+    if len(groups) % num_mini_batches:
+        raise ValueError(f"batch {plan.batch_id}: {len(groups)} groups do not divide into {num_mini_batches} mini-batches")
+    per_mini = len(groups) // num_mini_batches
+    mini_of_group = {group: index // per_mini for index, group in enumerate(groups)}
+    mini_of_item = [mini_of_group[item.group_id] for item in plan.items]
+    result: list[list[list[list[int]]]] = [[[] for _ in plan.micro_batches] for _ in range(num_mini_batches)]
+    for slot in zip(*plan.micro_batches, strict=True):
+        for mini in range(num_mini_batches):
+            parts = [[i for i in micro_batch if mini_of_item[i] == mini] for micro_batch in slot]
+            if any(parts):
+                for rank, part in enumerate(parts):
+                    result[mini][rank].append(part)
+    return result
+
+
+def build_micro_batch(
+    indices: Sequence[int],
+    *,
+    items: Sequence[BatchItem],
+    arrays: Mapping[int, TrajectoryArrays],
+    oldest_version: int,
+    kernel: str,
+    device: torch.device,
+) -> MicroBatch:
+    """Packs these items. Tokens sampled before ``oldest_version`` stay in the sequence and leave ``mask_T``.
+
+    Masks come from the recorded lengths alone; token ids never decide what is trained.
+    """
+    if not indices:
+        return _dummy(kernel=kernel, device=device)
+    lengths = [len(arrays[i].token_ids) for i in indices]
+    tokens, positions, predict, temperature, seq_id = [], [], [], [], []
+    offset = 0
+    for i, length in zip(indices, lengths, strict=True):
+        item = items[i]
+        num_response = item.num_response_tokens
+        tokens.append(arrays[i].token_ids)
+        positions.append(np.arange(length))
+        predict.append(offset + item.num_prompt_tokens - 1 + np.arange(num_response))
+        temperature.append(np.full(num_response, item.temperature, np.float32))
+        seq_id.append(np.full(num_response, i, np.int64))
+        offset += length
+    token_N, predict_T = np.concatenate(tokens).astype(np.int64), np.concatenate(predict)
+    version_T = np.concatenate([arrays[i].versions for i in indices]).astype(np.int64)
+    sampled_T = np.concatenate([arrays[i].loss_mask for i in indices]) != 0
+
+    def put(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return MicroBatch(
+        input_ids=put(token_N)[None],
+        position_ids=put(np.concatenate(positions))[None],
+        layout=plan_layout(lengths, kernel=kernel, device=device),
+        predict_T=put(predict_T),
+        token_T=put(token_N[predict_T + 1]),
+        temperature_T=put(np.concatenate(temperature)),
+        logp_behaviour_T=put(np.concatenate([arrays[i].logp_behaviour for i in indices]).astype(np.float32)),
+        version_T=put(version_T),
+        mask_T=put(sampled_T & (version_T >= oldest_version)),
+        sampled_T=put(sampled_T),
+        seq_id_T=put(np.concatenate(seq_id)),
+    )
+
+
+def _dummy(*, kernel: str, device: torch.device) -> MicroBatch:
+    """Two tokens of which none counts: the rank joins the slot's collectives and contributes nothing."""
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    off = torch.zeros(1, dtype=torch.bool, device=device)
+    return MicroBatch(
+        input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device),
+        position_ids=torch.arange(2, device=device)[None],
+        layout=plan_layout([2], kernel=kernel, device=device),
+        predict_T=zero,
+        token_T=zero,
+        temperature_T=torch.ones(1, device=device),
+        logp_behaviour_T=torch.zeros(1, device=device),
+        version_T=zero,
+        mask_T=off,
+        sampled_T=off,
+        seq_id_T=zero,
+        is_dummy=True,
+    )

@@ -1,0 +1,84 @@
+"""The policy as the learner runs it: packed tokens in, log-probs and entropies of the response tokens out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from learner.trainer import attention
+from learner.trainer.batch import MicroBatch
+from learner.trainer.logprob import LogProbHead
+
+HF_PREFIX = "hf."
+
+
+class PolicyModel(nn.Module):
+    """A causal language model of transformers whose head returns log-probs in chunks.
+
+    Parameters are named as in the Hugging Face checkpoint with the prefix ``hf.``; a tied head counts once, under the
+    embedding's name.
+    """
+
+    def __init__(self, hf: Any, *, chunk_tokens: int) -> None:
+        super().__init__()
+        self.hf = hf
+        self.head = LogProbHead(hf.get_output_embeddings().weight, chunk_tokens=chunk_tokens)
+
+    def forward(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(logp_T, entropy_T)`` of the micro-batch's response tokens at their sampling temperatures, float32, nats."""
+        layout = micro_batch.layout
+        kernel_arguments: dict[str, Any] = {"packed_layout": layout}
+        if layout.kernel == "flash":
+            kernel_arguments = {
+                "cu_seq_lens_q": layout.cu_seqlens,
+                "cu_seq_lens_k": layout.cu_seqlens,
+                "max_length_q": layout.max_length,
+                "max_length_k": layout.max_length,
+            }
+        hidden_1ND = self.hf.base_model(
+            input_ids=micro_batch.input_ids, position_ids=micro_batch.position_ids, use_cache=False, **kernel_arguments
+        ).last_hidden_state
+        hidden_TD = hidden_1ND[0][micro_batch.predict_T]
+        return self.head(hidden_TD, micro_batch.token_T, micro_batch.temperature_T)
+
+
+def hf_name(parameter_name: str) -> str:
+    """Name in the Hugging Face checkpoint of a parameter of PolicyModel."""
+    assert parameter_name.startswith(HF_PREFIX), parameter_name
+    return parameter_name.removeprefix(HF_PREFIX)
+
+
+def load_policy(
+    path: str | Path, *, dtype: torch.dtype, kernel: str, chunk_tokens: int, gradient_checkpointing: bool
+) -> PolicyModel:
+    """Loads a model folder in ``dtype`` on the CPU.
+
+    Raises ValueError for a missing folder, and for models whose logits are not a plain product with the head.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if not (Path(path) / "config.json").is_file():
+        raise ValueError(f"model.path {path} holds no config.json: give the folder of a Hugging Face model")
+    attention.register()
+    implementation = "flash_attention_2" if kernel == "flash" else attention.ATTENTION_NAME
+    hf = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype, attn_implementation=implementation)
+    _require_plain_head(hf, path=str(path))
+    hf.train()
+    if gradient_checkpointing:
+        hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return PolicyModel(hf, chunk_tokens=chunk_tokens)
+
+
+def _require_plain_head(hf: Any, *, path: str) -> None:
+    config = hf.config
+    if getattr(hf.get_output_embeddings(), "bias", None) is not None:
+        raise ValueError(f"{path}: a head with a bias is not supported")
+    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise ValueError(f"{path}: models with {name} are not supported")
+    for name in ("attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout"):
+        if getattr(config, name, 0.0) not in (None, 0, 0.0):
+            raise ValueError(f"{path}: {name} must be 0, training and sampling would disagree")
