@@ -67,10 +67,12 @@ class UpdateResult:
 class MicroBatch:
     """Packed sequences (N tokens, T response tokens in order of sequences); all tensors on the engine's device.
 
-    ``predict_T`` is the row of the hidden states that predicts each response token; ``seq_id_T`` indexes
-    ``plan.items``; ``mask_T`` is True for tokens that count in the loss. A dummy has no response token that counts.
+    ``predict_T`` is the row of the hidden states that predicts each response token; ``seq_id_T`` (0..S-1) indexes
+    ``indices``, which index ``plan.items``; ``sampled_T`` is True for tokens the policy sampled and ``mask_T`` for
+    those of them that count in the loss. A dummy has no indices and no token that counts.
     """
 
+    indices: tuple[int, ...]
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     layout: PackedLayout
@@ -82,7 +84,6 @@ class MicroBatch:
     mask_T: torch.Tensor
     sampled_T: torch.Tensor
     seq_id_T: torch.Tensor
-    is_dummy: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -125,10 +126,12 @@ def build_micro_batch(
     items: Sequence[BatchItem],
     arrays: Mapping[int, TrajectoryArrays],
     oldest_version: int,
+    excluded: frozenset[int] = frozenset(),
     kernel: str,
     device: torch.device,
 ) -> MicroBatch:
-    """Packs these items. Tokens sampled before ``oldest_version`` stay in the sequence and leave ``mask_T``.
+    """Packs these items. Tokens sampled before ``oldest_version``, and all tokens of ``excluded`` items, stay in the
+    sequence and leave ``mask_T``.
 
     Masks come from the recorded lengths alone; token ids never decide what is trained.
     """
@@ -137,23 +140,26 @@ def build_micro_batch(
     lengths = [len(arrays[i].token_ids) for i in indices]
     tokens, positions, predict, temperature, seq_id = [], [], [], [], []
     offset = 0
-    for i, length in zip(indices, lengths, strict=True):
+    for sequence, (i, length) in enumerate(zip(indices, lengths, strict=True)):
         item = items[i]
         num_response = item.num_response_tokens
         tokens.append(arrays[i].token_ids)
         positions.append(np.arange(length))
         predict.append(offset + item.num_prompt_tokens - 1 + np.arange(num_response))
         temperature.append(np.full(num_response, item.temperature, np.float32))
-        seq_id.append(np.full(num_response, i, np.int64))
+        seq_id.append(np.full(num_response, sequence, np.int64))
         offset += length
     token_N, predict_T = np.concatenate(tokens).astype(np.int64), np.concatenate(predict)
     version_T = np.concatenate([arrays[i].versions for i in indices]).astype(np.int64)
     sampled_T = np.concatenate([arrays[i].loss_mask for i in indices]) != 0
 
+    included_T = np.concatenate([np.full(items[i].num_response_tokens, i not in excluded) for i in indices])
+
     def put(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
     return MicroBatch(
+        indices=tuple(indices),
         input_ids=put(token_N)[None],
         position_ids=put(np.concatenate(positions))[None],
         layout=plan_layout(lengths, kernel=kernel, device=device),
@@ -162,7 +168,7 @@ def build_micro_batch(
         temperature_T=put(np.concatenate(temperature)),
         logp_behaviour_T=put(np.concatenate([arrays[i].logp_behaviour for i in indices]).astype(np.float32)),
         version_T=put(version_T),
-        mask_T=put(sampled_T & (version_T >= oldest_version)),
+        mask_T=put(sampled_T & (version_T >= oldest_version) & included_T),
         sampled_T=put(sampled_T),
         seq_id_T=put(np.concatenate(seq_id)),
     )
@@ -173,6 +179,7 @@ def _dummy(*, kernel: str, device: torch.device) -> MicroBatch:
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     off = torch.zeros(1, dtype=torch.bool, device=device)
     return MicroBatch(
+        indices=(),
         input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device),
         position_ids=torch.arange(2, device=device)[None],
         layout=plan_layout([2], kernel=kernel, device=device),
@@ -184,5 +191,4 @@ def _dummy(*, kernel: str, device: torch.device) -> MicroBatch:
         mask_T=off,
         sampled_T=off,
         seq_id_T=zero,
-        is_dummy=True,
     )

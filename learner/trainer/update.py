@@ -1,0 +1,214 @@
+"""One update: counts over the whole batch, proximal log-probs, mini-batches of packed micro-batches, optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from learner.algorithms.importance import BehaviourConfig, proximal_loglinear
+from learner.algorithms.losses import ClipRange
+from learner.algorithms.metrics import MetricSums, add_metric_sums
+from learner.algorithms.policy_loss import LossConfig, compute_policy_loss
+from learner.trainer.batch import MicroBatch, TrainBatch, build_micro_batch, split_mini_batches
+from learner.trainer.deepspeed_adapter import ZeroEngine
+from learner.trainer.reduce import raise_together, sum_over_ranks
+from protocol.config.learner import AlgorithmSection
+
+LogProbs = Callable[[MicroBatch], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass
+class MiniBatch:
+    """This rank's micro-batches of one optimizer step and the denominators of all ranks together."""
+
+    micro_batches: list[MicroBatch]
+    num_tokens_global: int = 0
+    num_seqs_global: int = 0
+
+
+@dataclass
+class PreparedBatch:
+    """A batch ready to train: mini-batches, and token counts over all ranks (``ages`` by age in versions)."""
+
+    mini_batches: list[MiniBatch]
+    num_sampled_tokens: int
+    num_stale_tokens: int
+    max_token_staleness: int
+    ages: dict[str, float] = field(default_factory=dict)
+
+
+def loss_config(algorithm: AlgorithmSection, *, max_response_tokens: int) -> LossConfig:
+    """The loss as configured, with the coefficients the run starts with."""
+    behaviour = algorithm.behaviour
+    config = LossConfig(
+        loss=algorithm.loss,
+        aggregation=algorithm.aggregation,
+        clip=ClipRange(low=algorithm.clip_low, high=algorithm.clip_high, dual=algorithm.clip_dual),
+        behaviour=BehaviourConfig(
+            level=behaviour.level, mode=behaviour.mode, high=behaviour.high, low=behaviour.low
+        ),
+        entropy_coef=algorithm.entropy.coef,
+        kl_coef=algorithm.kl.coef if algorithm.kl.where == "loss" else 0.0,
+        kl_estimator=algorithm.kl.estimator,
+        sum_constant=float(max_response_tokens),
+    )
+    config.require_correction(max_staleness=algorithm.max_staleness)
+    return config
+
+
+def prepare(
+    batch: TrainBatch,
+    *,
+    rank: int,
+    num_mini_batches: int,
+    policy_version: int,
+    max_staleness: int,
+    excluded: frozenset[int],
+    kernel: str,
+    device: torch.device,
+) -> PreparedBatch:
+    """Packs this rank's micro-batches and counts tokens over all ranks.
+
+    A token sampled before ``policy_version - max_staleness`` leaves the loss's numerator and denominator and is
+    counted. Raises ValueError on all ranks together when one of them refuses the batch.
+    """
+    error: Exception | None = None
+    mini_batches: list[MiniBatch] = []
+    try:
+        for mini in split_mini_batches(batch.plan, num_mini_batches=num_mini_batches):
+            for index in (i for micro_batch in mini[rank] for i in micro_batch):
+                if index not in batch.arrays:
+                    raise ValueError(f"batch {batch.plan.batch_id}: rank {rank} has no arrays for item {index}")
+                batch.arrays[index].check(batch.plan.items[index])
+            mini_batches.append(
+                MiniBatch(
+                    [
+                        build_micro_batch(
+                            indices,
+                            items=batch.plan.items,
+                            arrays=batch.arrays,
+                            oldest_version=policy_version - max_staleness,
+                            excluded=excluded,
+                            kernel=kernel,
+                            device=device,
+                        )
+                        for indices in mini[rank]
+                    ]
+                )
+            )
+    except (ValueError, IndexError) as refused:
+        error = refused
+    raise_together(error, device=device)
+    return _count(mini_batches, policy_version=policy_version, max_staleness=max_staleness, device=device)
+
+
+def _count(
+    mini_batches: list[MiniBatch], *, policy_version: int, max_staleness: int, device: torch.device
+) -> PreparedBatch:
+    sums: dict[str, float] = {f"age/{age}": 0.0 for age in range(max_staleness + 1)} | {"age/older": 0.0}
+    oldest = 0
+    for number, mini in enumerate(mini_batches):
+        sums[f"tokens/{number}"] = sums[f"seqs/{number}"] = 0.0
+        for micro_batch in mini.micro_batches:
+            age_T = (policy_version - micro_batch.version_T)[micro_batch.sampled_T]
+            if age_T.numel():
+                oldest = max(oldest, int(age_T.max()))
+            for age in range(max_staleness + 1):
+                sums[f"age/{age}"] += float((age_T.clamp(min=0) == age).sum())
+            sums["age/older"] += float((age_T > max_staleness).sum())
+            sums[f"tokens/{number}"] += float(micro_batch.mask_T.sum())
+            sums[f"seqs/{number}"] += float(micro_batch.seq_id_T[micro_batch.mask_T].unique().numel())
+    total = sum_over_ranks(sums, device=device)
+    for number, mini in enumerate(mini_batches):
+        mini.num_tokens_global, mini.num_seqs_global = int(total[f"tokens/{number}"]), int(total[f"seqs/{number}"])
+    ages = {name: value for name, value in total.items() if name.startswith("age/")}
+    return PreparedBatch(
+        mini_batches=mini_batches,
+        num_sampled_tokens=int(sum(ages.values())),
+        num_stale_tokens=int(ages["age/older"]),
+        max_token_staleness=oldest,
+        ages=ages,
+    )
+
+
+@torch.no_grad()
+def proximal_logprobs(prepared: PreparedBatch, *, forward: LogProbs) -> dict[int, torch.Tensor]:
+    """Log-probs of the policy as it is now for every micro-batch, by ``id``; all ranks take part.
+
+    Needed with several mini-batches only: in the first (or only) optimizer step the current policy is the proximal
+    one, so its detached log-probs are the same numbers without a second forward pass.
+    """
+    return {id(mb): forward(mb)[0] for mini in prepared.mini_batches for mb in mini.micro_batches}
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a mini-batch's loss needs beside the mini-batch."""
+
+    adv_S: np.ndarray
+    trajectory_ids: list[str]
+    config: LossConfig
+    policy_version: int
+    loglinear: bool
+    proximal: dict[int, torch.Tensor]
+    reference: dict[int, torch.Tensor]
+
+
+def train_mini_batch(mini: MiniBatch, *, zero: ZeroEngine, inputs: StepInputs) -> MetricSums:
+    """Forward and backward passes of all micro-batches; the caller steps the optimizer. Returns this rank's sums."""
+    sums: MetricSums = {}
+    last = len(mini.micro_batches) - 1
+    for number, micro_batch in enumerate(mini.micro_batches):
+        logp_T, entropy_T = zero(micro_batch)
+        loss, part = micro_batch_loss(micro_batch, logp_T=logp_T, entropy_T=entropy_T, mini=mini, inputs=inputs)
+        zero.backward(loss * zero.num_ranks, is_last=number == last)
+        sums = add_metric_sums(sums, part)
+    return sums
+
+
+def micro_batch_loss(
+    micro_batch: MicroBatch, *, logp_T: torch.Tensor, entropy_T: torch.Tensor, mini: MiniBatch, inputs: StepInputs
+) -> tuple[torch.Tensor, MetricSums]:
+    """This rank's share of the mini-batch's loss.
+
+    Log-probs that are not finite (the policy itself has broken) make the loss NaN instead of raising, so that all
+    ranks go through the same collectives and drop the step together.
+    """
+    device = logp_T.device
+    adv_S = torch.as_tensor(inputs.adv_S[list(micro_batch.indices)] if micro_batch.indices else [0.0], device=device)
+    current_T = logp_T.detach()
+    broken_T = ~(current_T.isfinite() & entropy_T.detach().isfinite()) & micro_batch.mask_T
+    is_broken = bool(broken_T.any())
+    mask_T = micro_batch.mask_T & ~broken_T if is_broken else micro_batch.mask_T
+    prox_T = inputs.proximal.get(id(micro_batch), current_T)
+    if inputs.loglinear:
+        prox_T = proximal_loglinear(
+            logp_behaviour_T=micro_batch.logp_behaviour_T,
+            logp_current_T=current_T,
+            version_proximal=inputs.policy_version,
+            version_behaviour_T=micro_batch.version_T,
+            version_current=inputs.policy_version + 1,
+        )
+    loss, sums = compute_policy_loss(
+        logp_T=logp_T,
+        logp_prox_T=prox_T,
+        logp_behaviour_T=micro_batch.logp_behaviour_T,
+        adv_T=adv_S.float()[micro_batch.seq_id_T],
+        mask_T=mask_T,
+        seq_id_T=micro_batch.seq_id_T,
+        entropy_T=entropy_T if inputs.config.entropy_coef else entropy_T.detach(),
+        config=inputs.config,
+        num_tokens_global=mini.num_tokens_global,
+        num_seqs_global=mini.num_seqs_global,
+        ref_logp_T=inputs.reference.get(id(micro_batch)),
+        trajectory_ids=[inputs.trajectory_ids[i] for i in micro_batch.indices],
+    )
+    return (logp_T.sum() * float("nan"), sums) if is_broken else (loss, sums)
+
+
+def with_coefficients(config: LossConfig, *, kl_coef: float, entropy_coef: float) -> LossConfig:
+    """The same loss with the controllers' coefficients of this update."""
+    return replace(config, kl_coef=kl_coef, entropy_coef=entropy_coef)
