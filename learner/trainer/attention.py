@@ -74,7 +74,8 @@ def plan_layout(lengths: Sequence[int], *, kernel: str, device: torch.device) ->
         column = torch.arange(longest)
         length_n = torch.tensor([lengths[i] for i in members])
         real = column[None, :] < length_n[:, None]
-        gather = torch.tensor([starts[i] for i in members])[:, None] + torch.minimum(column[None, :], length_n[:, None] - 1)
+        start_n = torch.tensor([starts[i] for i in members])
+        gather = start_n[:, None] + torch.minimum(column[None, :], length_n[:, None] - 1)
         order.append(gather[real])
         blocks.append(Block(gather=gather.to(device), real=real.to(device)))
     restore = torch.argsort(torch.cat(order)).to(device)
@@ -118,7 +119,7 @@ def packed_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within each document: query ``[1, H, N, d]``, key and value ``[1, Hkv, N, d]`` -> ``[1, N, H, d]``.
+    """Causal attention within documents: query ``[1, H, N, d]``, key, value ``[1, Hkv, N, d]`` -> ``[1, N, H, d]``.
 
     Raises ValueError when a document is longer than the layer's sliding window (not supported).
     """
@@ -138,6 +139,8 @@ def packed_attention(
         q, k, v = (t[block.gather].transpose(1, 2) for t in (query_NHd, key_NHd, value_NHd))
         out_nHLd = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
         outputs.append(out_nHLd.transpose(1, 2)[block.real])
+    assert packed_layout.restore is not None
+    assert packed_layout.restore is not None
     return torch.cat(outputs)[packed_layout.restore][None], None
 
 

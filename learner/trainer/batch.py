@@ -30,10 +30,14 @@ class TrajectoryArrays:
         name = f"trajectory {item.group_id}/{item.slot} ({item.prompt_id})"
         num_response = item.num_response_tokens
         if len(self.token_ids) != item.num_prompt_tokens + num_response:
-            raise ValueError(f"{name} has {len(self.token_ids)} tokens, its record says {item.num_prompt_tokens + num_response}")
+            raise ValueError(
+                f"{name} has {len(self.token_ids)} tokens, its record says {item.num_prompt_tokens + num_response}"
+            )
         for field_name in ("logp_behaviour", "versions", "loss_mask"):
             if len(getattr(self, field_name)) != num_response:
-                raise ValueError(f"{name}: {field_name} has {len(getattr(self, field_name))} entries for {num_response} tokens")
+                raise ValueError(
+                    f"{name}: {field_name} has {len(getattr(self, field_name))} entries for {num_response} tokens"
+                )
         if item.num_prompt_tokens < 1:
             raise ValueError(f"{name} has no prompt token to predict its first answer token from")
         if not np.isfinite(self.logp_behaviour[self.loss_mask != 0]).all():
@@ -51,7 +55,8 @@ class TrainBatch:
 @dataclass(frozen=True)
 class UpdateResult:
     """What an update did. ``num_applied`` and ``num_skipped`` count optimizer steps; ``policy_version`` is the version
-    afterwards; token counts are over all ranks. ``num_skipped_in_a_row`` counts skipped steps since the last applied."""
+    afterwards; token counts are over all ranks; ``num_skipped_in_a_row`` counts skipped steps since the last applied.
+    """
 
     policy_version: int
     num_applied: int
@@ -69,7 +74,8 @@ class MicroBatch:
 
     ``predict_T`` is the row of the hidden states that predicts each response token; ``seq_id_T`` (0..S-1) indexes
     ``indices``, which index ``plan.items``; ``sampled_T`` is True for tokens the policy sampled and ``mask_T`` for
-    those of them that count in the loss. A dummy has no indices and no token that counts.
+    those of them that count in the loss (``update.prepare`` applies the staleness bound). A dummy has no indices and
+    no token that counts.
     """
 
     indices: tuple[int, ...]
@@ -103,10 +109,15 @@ def split_mini_batches(plan: BatchPlan, *, num_mini_batches: int) -> list[list[l
         raise ValueError(f"batch {plan.batch_id}: ranks have different numbers of micro-batches: {sorted(counts)}")
     planned = sorted(i for rank in plan.micro_batches for micro_batch in rank for i in micro_batch)
     if planned != list(range(len(plan.items))):
-        raise ValueError(f"batch {plan.batch_id}: its micro-batches do not hold each of its {len(plan.items)} items once")
+        raise ValueError(
+            f"batch {plan.batch_id}: its micro-batches do not hold each of its {len(plan.items)} items once"
+        )
     groups = list(dict.fromkeys(item.group_id for item in plan.items))
     if len(groups) % num_mini_batches:
-        raise ValueError(f"batch {plan.batch_id}: {len(groups)} groups do not divide into {num_mini_batches} mini-batches")
+        raise ValueError(
+            f"batch {plan.batch_id}: {len(groups)} groups do not divide into {num_mini_batches} mini-batches "
+            "(learner.mini_batches must divide learner.groups_per_batch)"
+        )
     per_mini = len(groups) // num_mini_batches
     mini_of_group = {group: index // per_mini for index, group in enumerate(groups)}
     mini_of_item = [mini_of_group[item.group_id] for item in plan.items]
@@ -125,13 +136,11 @@ def build_micro_batch(
     *,
     items: Sequence[BatchItem],
     arrays: Mapping[int, TrajectoryArrays],
-    oldest_version: int,
     excluded: frozenset[int] = frozenset(),
     kernel: str,
     device: torch.device,
 ) -> MicroBatch:
-    """Packs these items. Tokens sampled before ``oldest_version``, and all tokens of ``excluded`` items, stay in the
-    sequence and leave ``mask_T``.
+    """Packs these items. All tokens of ``excluded`` items stay in the sequence and leave ``mask_T``.
 
     Masks come from the recorded lengths alone; token ids never decide what is trained.
     """
@@ -168,7 +177,7 @@ def build_micro_batch(
         temperature_T=put(np.concatenate(temperature)),
         logp_behaviour_T=put(np.concatenate([arrays[i].logp_behaviour for i in indices]).astype(np.float32)),
         version_T=put(version_T),
-        mask_T=put(sampled_T & (version_T >= oldest_version) & included_T),
+        mask_T=put(sampled_T & included_T),
         sampled_T=put(sampled_T),
         seq_id_T=put(np.concatenate(seq_id)),
     )

@@ -170,7 +170,7 @@ class ZeroEngine:
             states.pop(flat, None)
             if num_steps:
                 step = torch.tensor(float(num_steps), dtype=torch.float32, device=flat.device)
-                states[flat] = {"step": step, **{k: torch.zeros_like(flat.detach()) for k in OPTIMIZER_STATES}}
+                states[flat] = {"step": step} | {str(k): torch.zeros_like(flat.detach()) for k in OPTIMIZER_STATES}
         kinds: tuple[StateKind, ...] = ("master", *OPTIMIZER_STATES) if num_steps else ("master",)
         for name in self._parameters:
             for kind in kinds:
@@ -195,7 +195,9 @@ class ZeroEngine:
     def _write_shard(self, name: str, kind: StateKind, value: torch.Tensor) -> None:
         shard = self._shard(name, kind)
         if value.shape != self.shapes[name]:
-            raise ValueError(f"{kind} of {name} has shape {tuple(value.shape)}, the model's is {tuple(self.shapes[name])}")
+            raise ValueError(
+                f"{kind} of {name} has shape {tuple(value.shape)}, the model's is {tuple(self.shapes[name])}"
+            )
         start = min(self.rank * shard.numel(), value.numel())
         own = value.reshape(-1)[start : start + shard.numel()]
         shard.data.zero_()

@@ -28,7 +28,7 @@ class PolicyModel(nn.Module):
         self.head = LogProbHead(hf.get_output_embeddings().weight, chunk_tokens=chunk_tokens)
 
     def forward(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(logp_T, entropy_T)`` of the micro-batch's response tokens at their sampling temperatures, float32, nats."""
+        """``(logp_T, entropy_T)`` of the response tokens at their sampling temperatures, float32, nats."""
         layout = micro_batch.layout
         kernel_arguments: dict[str, Any] = {"packed_layout": layout}
         if layout.kernel == "flash":

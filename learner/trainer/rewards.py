@@ -7,22 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from learner.algorithms.advantages import AdvantageOptions, compute_advantages
+from learner.algorithms.shaping import soft_overlong_penalty
 from protocol.config.learner import AlgorithmSection
 from protocol.messages import BatchItem
 
 
 def rewards(items: Sequence[BatchItem], *, algorithm: AlgorithmSection, max_response_tokens: int) -> np.ndarray:
-    """Rewards ``[S]`` float64: the score, less the soft overlong penalty (DAPO, arXiv 2503.14476, eq. 13).
-
-    With a ramp of b tokens before the limit L the penalty is 0 up to L - b, and rises linearly to
-    ``overlong_penalty`` at L.
-    """
+    """Rewards ``[S]`` float64: the score and, when configured, the soft overlong penalty."""
     reward_S = np.asarray([item.score for item in items], dtype=np.float64)
     if algorithm.overlong == "soft_penalty":
-        ramp = max(1, algorithm.overlong_buffer_tokens)
-        length_S = np.asarray([item.num_response_tokens for item in items], dtype=np.float64)
-        over_S = np.clip((length_S - (max_response_tokens - ramp)) / ramp, 0.0, 1.0)
-        reward_S = reward_S - algorithm.overlong_penalty * over_S
+        reward_S = reward_S + soft_overlong_penalty(
+            [item.num_response_tokens for item in items],
+            max_length=max_response_tokens,
+            buffer_tokens=algorithm.overlong_buffer_tokens,
+            penalty=algorithm.overlong_penalty,
+        )
     return reward_S
 
 

@@ -1,4 +1,4 @@
-"""One update: counts over the whole batch, proximal log-probs, mini-batches of packed micro-batches, optimizer steps."""
+"""One update: counts over the whole batch, proximal log-probs, and the losses of packed micro-batches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from learner.algorithms.importance import BehaviourConfig, proximal_loglinear
 from learner.algorithms.losses import ClipRange
 from learner.algorithms.metrics import MetricSums, add_metric_sums
 from learner.algorithms.policy_loss import LossConfig, compute_policy_loss
+from learner.algorithms.staleness import staleness_mask
+from learner.algorithms.tensors import count_trained, masked_sum
 from learner.trainer.batch import MicroBatch, TrainBatch, build_micro_batch, split_mini_batches
 from learner.trainer.deepspeed_adapter import ZeroEngine
-from learner.trainer.reduce import raise_together, sum_over_ranks
+from learner.trainer.reduce import max_over_ranks, raise_together, sum_over_ranks
 from protocol.config.learner import AlgorithmSection
 
 LogProbs = Callable[[MicroBatch], tuple[torch.Tensor, torch.Tensor]]
@@ -31,13 +33,11 @@ class MiniBatch:
 
 @dataclass
 class PreparedBatch:
-    """A batch ready to train: mini-batches, and token counts over all ranks (``ages`` by age in versions)."""
+    """A batch ready to train: mini-batches, and counts over all ranks (``sums`` are those of ``staleness_mask``)."""
 
     mini_batches: list[MiniBatch]
-    num_sampled_tokens: int
-    num_stale_tokens: int
     max_token_staleness: int
-    ages: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
 
 
 def loss_config(algorithm: AlgorithmSection, *, max_response_tokens: int) -> LossConfig:
@@ -47,9 +47,7 @@ def loss_config(algorithm: AlgorithmSection, *, max_response_tokens: int) -> Los
         loss=algorithm.loss,
         aggregation=algorithm.aggregation,
         clip=ClipRange(low=algorithm.clip_low, high=algorithm.clip_high, dual=algorithm.clip_dual),
-        behaviour=BehaviourConfig(
-            level=behaviour.level, mode=behaviour.mode, high=behaviour.high, low=behaviour.low
-        ),
+        behaviour=BehaviourConfig(level=behaviour.level, mode=behaviour.mode, high=behaviour.high, low=behaviour.low),
         entropy_coef=algorithm.entropy.coef,
         kl_coef=algorithm.kl.coef if algorithm.kl.where == "loss" else 0.0,
         kl_estimator=algorithm.kl.estimator,
@@ -90,7 +88,6 @@ def prepare(
                             indices,
                             items=batch.plan.items,
                             arrays=batch.arrays,
-                            oldest_version=policy_version - max_staleness,
                             excluded=excluded,
                             kernel=kernel,
                             device=device,
@@ -108,40 +105,53 @@ def prepare(
 def _count(
     mini_batches: list[MiniBatch], *, policy_version: int, max_staleness: int, device: torch.device
 ) -> PreparedBatch:
-    sums: dict[str, float] = {f"age/{age}": 0.0 for age in range(max_staleness + 1)} | {"age/older": 0.0}
+    sums: MetricSums = {}
     oldest = 0
     for number, mini in enumerate(mini_batches):
-        sums[f"tokens/{number}"] = sums[f"seqs/{number}"] = 0.0
+        num_tokens = num_seqs = 0
         for micro_batch in mini.micro_batches:
+            fresh_T, part = staleness_mask(
+                micro_batch.version_T,
+                trained_version=policy_version,
+                max_staleness=max_staleness,
+                mask_T=micro_batch.sampled_T,
+            )
+            sums = add_metric_sums(sums, part)
             age_T = (policy_version - micro_batch.version_T)[micro_batch.sampled_T]
-            if age_T.numel():
-                oldest = max(oldest, int(age_T.max()))
-            for age in range(max_staleness + 1):
-                sums[f"age/{age}"] += float((age_T.clamp(min=0) == age).sum())
-            sums["age/older"] += float((age_T > max_staleness).sum())
-            sums[f"tokens/{number}"] += float(micro_batch.mask_T.sum())
-            sums[f"seqs/{number}"] += float(micro_batch.seq_id_T[micro_batch.mask_T].unique().numel())
+            oldest = max(oldest, int(age_T.max()) if age_T.numel() else 0)
+            micro_batch.mask_T = micro_batch.mask_T & fresh_T
+            tokens, seqs = count_trained(micro_batch.mask_T, micro_batch.seq_id_T)
+            num_tokens, num_seqs = num_tokens + tokens, num_seqs + seqs
+        sums |= {f"{number}/tokens": torch.tensor(num_tokens), f"{number}/seqs": torch.tensor(num_seqs)}
     total = sum_over_ranks(sums, device=device)
     for number, mini in enumerate(mini_batches):
-        mini.num_tokens_global, mini.num_seqs_global = int(total[f"tokens/{number}"]), int(total[f"seqs/{number}"])
-    ages = {name: value for name, value in total.items() if name.startswith("age/")}
+        mini.num_tokens_global = int(total.pop(f"{number}/tokens"))
+        mini.num_seqs_global = int(total.pop(f"{number}/seqs"))
     return PreparedBatch(
-        mini_batches=mini_batches,
-        num_sampled_tokens=int(sum(ages.values())),
-        num_stale_tokens=int(ages["age/older"]),
-        max_token_staleness=oldest,
-        ages=ages,
+        mini_batches=mini_batches, max_token_staleness=int(max_over_ranks(oldest, device=device)), sums=total
     )
 
 
-@torch.no_grad()
-def proximal_logprobs(prepared: PreparedBatch, *, forward: LogProbs) -> dict[int, torch.Tensor]:
-    """Log-probs of the policy as it is now for every micro-batch, by ``id``; all ranks take part.
+@dataclass(frozen=True)
+class PolicyOutputs:
+    """A policy's log-probs by ``id`` of the micro-batch, and its mean entropy over the trained tokens of all ranks."""
 
-    Needed with several mini-batches only: in the first (or only) optimizer step the current policy is the proximal
-    one, so its detached log-probs are the same numbers without a second forward pass.
-    """
-    return {id(mb): forward(mb)[0] for mini in prepared.mini_batches for mb in mini.micro_batches}
+    logp: dict[int, torch.Tensor]
+    entropy: float
+
+
+@torch.no_grad()
+def policy_outputs(prepared: PreparedBatch, *, forward: LogProbs, device: torch.device) -> PolicyOutputs:
+    """Log-probs and entropy of a policy as it is now, for the whole batch; all ranks take part."""
+    logp: dict[int, torch.Tensor] = {}
+    entropy = torch.zeros((), dtype=torch.float64, device=device)
+    for mini in prepared.mini_batches:
+        for micro_batch in mini.micro_batches:
+            logp[id(micro_batch)], entropy_T = forward(micro_batch)
+            entropy += masked_sum(entropy_T.double(), micro_batch.mask_T)
+    num_tokens = sum(mini.num_tokens_global for mini in prepared.mini_batches)
+    total = sum_over_ranks({"entropy": entropy}, device=device)["entropy"]
+    return PolicyOutputs(logp=logp, entropy=total / max(1, num_tokens))
 
 
 @dataclass(frozen=True)

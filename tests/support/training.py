@@ -18,7 +18,12 @@ def tiny_config(model_path: Path, run_dir: Path, **sections: dict[str, Any]) -> 
         "model": {"path": str(model_path), "dtype": "float32", "gradient_checkpointing": False},
         "data": {"train_files": ["none.jsonl"]},
         "sampling": {"max_response_tokens": 32},
-        "learner": {"groups_per_batch": 4, "group_size": 2, "logprob_chunk_tokens": 16, "optim": {"lr": 1e-3, "eps": 1e-5}},
+        "learner": {
+            "groups_per_batch": 4,
+            "group_size": 2,
+            "logprob_chunk_tokens": 16,
+            "optim": {"lr": 1e-3, "eps": 1e-5},
+        },
         "trainer": {"device": "cpu", "threads_per_rank": 1, "collective_timeout_s": 60.0},
     }
     for name, values in sections.items():

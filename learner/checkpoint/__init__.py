@@ -1,0 +1,1 @@
+"""Crash-safe checkpoints: complete or absent, whatever happens while one is written."""

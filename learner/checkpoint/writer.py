@@ -1,0 +1,90 @@
+"""Writes checkpoints on a thread of its own while training goes on."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from learner.checkpoint.store import CheckpointState, write_checkpoint
+from protocol.config.learner import CheckpointSection
+from protocol.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointWriter:
+    """One save at a time; a save asked for while another runs waits for it.
+
+    ``on_committed(state, folder)`` runs on the writing thread. The error of a failed save is raised by the next
+    ``submit`` or ``wait``, once.
+    """
+
+    def __init__(
+        self, root: Path, section: CheckpointSection, *, on_committed: Callable[[CheckpointState, Path], None]
+    ) -> None:
+        self._root, self._section, self._on_committed = root, section, on_committed
+        self._queue: queue.Queue[CheckpointState | None] = queue.Queue(maxsize=1)
+        self._idle = threading.Condition()
+        self._pending = 0
+        self._error: UserError | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        return self._pending > 0
+
+    def submit(self, state: CheckpointState, *, deadline_s: float) -> None:
+        """Takes over ``state``; blocks while an earlier save runs, and until this one is done unless in background.
+
+        Raises UserError when the earlier save failed, or this one did and is not in background, and TimeoutError.
+        """
+        self.wait(deadline_s=deadline_s)
+        with self._idle:
+            self._pending += 1
+        self._queue.put(state)
+        if not self._section.in_background:
+            self.wait(deadline_s=deadline_s)
+
+    def wait(self, *, deadline_s: float) -> None:
+        """Until nothing is being written. Raises TimeoutError, or the error of a failed save."""
+        with self._idle:
+            if not self._idle.wait_for(lambda: self._pending == 0, timeout=deadline_s):
+                raise TimeoutError(f"a checkpoint is still being written to {self._root} after {deadline_s:.0f} s")
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self, *, deadline_s: float) -> None:
+        """Finishes the save in hand and ends the thread."""
+        try:
+            self.wait(deadline_s=deadline_s)
+        finally:
+            self._queue.put(None)
+            self._thread.join(timeout=deadline_s)
+
+    def _run(self) -> None:
+        while (state := self._queue.get()) is not None:
+            error: UserError | None = None
+            try:
+                folder = write_checkpoint(
+                    self._root,
+                    state,
+                    keep=self._section.keep,
+                    min_free_bytes=int(self._section.min_free_gb * 1e9),
+                )
+                self._on_committed(state, folder)
+            except UserError as failed:
+                error = failed
+                log.error("%s", failed)
+            except Exception as failed:
+                error = UserError(f"checkpoint of step {state.step} failed: {failed!r}")
+                log.exception("checkpoint of step %d failed", state.step)
+            del state  # free the host copy before the next one is taken
+            with self._idle:
+                self._error = error
+                self._pending -= 1
+                self._idle.notify_all()
