@@ -140,7 +140,6 @@ def packed_attention(
         out_nHLd = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
         outputs.append(out_nHLd.transpose(1, 2)[block.real])
     assert packed_layout.restore is not None
-    assert packed_layout.restore is not None
     return torch.cat(outputs)[packed_layout.restore][None], None
 
 
@@ -154,4 +153,6 @@ def _varlen(
         key, value = key.repeat_interleave(repeat, dim=0), value.repeat_interleave(repeat, dim=0)
     q, k, v = (t.transpose(0, 1).contiguous() for t in (query, key, value))
     longest, starts = layout.max_length, layout.cu_seqlens
-    return varlen_attn(q, k, v, starts, starts, longest, longest, scale=scaling, window_size=(-1, 0))[None]
+    out_NHd = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scaling, window_size=(-1, 0))
+    assert isinstance(out_NHd, torch.Tensor)
+    return out_NHd[None]
