@@ -17,7 +17,10 @@ from protocol.errors import UserError
 
 Split = Literal["train", "eval"]
 
-_PHRASINGS = ("What is {e}? Answer with a number.", "Calculate {e}. Answer with a number.")
+_PHRASINGS = (
+    'What is {e}? Reply with "The answer is" and a number.',
+    'Calculate {e}. Reply with "The answer is" and a number.',
+)
 _EVAL_SHARE_PERCENT = 20
 _MAX_FRUITLESS_DRAWS = 20_000
 
