@@ -84,26 +84,32 @@ def decode(frames: Sequence[Frame], *, max_bytes: int) -> tuple[Envelope, dict[s
     """
     if not frames:
         raise FrameError("no frames")
-    size = 0
-    for frame in frames:
-        size += len(frame)
+    size = sum(map(len, frames))
     if size > max_bytes:
         raise FrameError(f"message of {size} bytes is above the limit of {max_bytes}")
+    envelope = decode_header(frames[0])
+    return envelope, decode_arrays(envelope, frames[1:])
+
+
+def decode_header(header: bytes) -> Envelope:
+    """The envelope alone; raises FrameError when it is not of the schema."""
     try:
-        envelope = _decoder.decode(frames[0])
+        return _decoder.decode(header)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise FrameError(f"header is not a known message: {error}") from error
+
+
+def decode_arrays(envelope: Envelope, frames: Sequence[Frame]) -> dict[str, np.ndarray]:
+    """Read-only views of the array frames; raises FrameError when they are not as the envelope describes them."""
     specs = envelope.arrays
-    if len(specs) != len(frames) - 1:
-        raise FrameError(f"{len(specs)} arrays are described, {len(frames) - 1} array frames came")
+    if len(specs) != len(frames):
+        raise FrameError(f"{len(specs)} arrays are described, {len(frames)} array frames came")
     arrays: dict[str, np.ndarray] = {}
-    index = 1
-    for spec in specs:
-        arrays[spec.name] = _array_of(spec, frames[index])
-        index += 1
+    for spec, frame in zip(specs, frames, strict=True):
+        arrays[spec.name] = _array_of(spec, frame)
     if len(arrays) != len(specs):
         raise FrameError("two arrays have one name")
-    return envelope, arrays
+    return arrays
 
 
 def _array_of(spec: ArraySpec, frame: Frame) -> np.ndarray:
@@ -119,5 +125,6 @@ def _array_of(spec: ArraySpec, frame: Frame) -> np.ndarray:
         if len(shape) > MAX_DIMENSIONS or any(n < 0 for n in shape) or prod(shape) != array.size:
             raise FrameError(f"array {spec.name!r} of shape {shape} came with {array.size} elements")
         array = array.reshape(shape)
-    array.flags.writeable = False
+    if array.flags.writeable:
+        array.flags.writeable = False
     return array

@@ -23,7 +23,7 @@ import zmq
 
 from protocol import auth, framing
 from protocol.config.services import TransportSection
-from protocol.errors import FrameError, PeerRefused, PeerUnreachable
+from protocol.errors import PeerRefused, PeerUnreachable
 from protocol.logs import event
 from protocol.messages import (
     Ack,
@@ -340,14 +340,12 @@ class Client:
                 self._lose("connection lost", now)
         for _ in range(MAX_BURST):
             try:
-                frames = wire.receive(self._link.socket, num_head=1, limit=self._limit)
+                _, envelope, arrays, problem = wire.receive(self._link.socket, has_routing_id=False, limit=self._limit)
             except zmq.Again:
                 return
-            try:
-                envelope, arrays = framing.decode(frames, max_bytes=self._limit)
-            except FrameError as error:
+            if envelope is None:
                 self.stats.malformed[self.address] += 1
-                event(log, logging.WARNING, "malformed message dropped", sender=self.address, error=str(error))
+                event(log, logging.WARNING, "malformed message dropped", sender=self.address, error=problem)
                 continue
             self._take(envelope, arrays, now)
 

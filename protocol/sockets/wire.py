@@ -1,12 +1,21 @@
 """Raw multipart traffic and the socket options both ends share."""
 
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
 import zmq
 
+from protocol import framing
 from protocol.config.services import TransportSection
-from protocol.framing import MAX_ARRAYS, Frame
+from protocol.errors import FrameError
+from protocol.framing import Frame
+from protocol.messages import Envelope
 
 COPY_BELOW = 65_536
 """Frames below this many bytes are cheaper to copy than to share (pyzmq's own threshold)."""
+COPY_BELOW_ELEMENTS = 16_384
+"""The same for arrays about to be received, of 4 bytes per element."""
 
 
 def configure(socket: zmq.Socket, transport: TransportSection) -> None:
@@ -32,21 +41,43 @@ def send(socket: zmq.Socket, frames: list[Frame]) -> None:
         socket.send(frame, flags, copy=len(frame) < COPY_BELOW if type(frame) is bytes else frame.nbytes < COPY_BELOW)
 
 
-def receive(socket: zmq.Socket, *, num_head: int, limit: int) -> list[Frame]:
-    """One message without blocking: `num_head` frames as bytes, small array frames copied, large ones shared.
+class Incoming(NamedTuple):
+    """One message; `problem` says why it is malformed (then there is no envelope)."""
 
-    A message above `limit` bytes or with too many frames comes back without its tail, which `framing.decode` refuses
-    as a message whose frames are missing. Raises zmq.Again when there is none.
+    routing_id: bytes
+    envelope: Envelope | None
+    arrays: dict[str, np.ndarray]
+    problem: str = ""
+
+
+def receive(socket: zmq.Socket, *, has_routing_id: bool, limit: int) -> Incoming:
+    """One message without blocking; raises zmq.Again when there is none.
+
+    The header says how large the arrays are: small ones are copied out of libzmq, large ones shared with it. The rest
+    of a malformed message is read and dropped.
     """
-    frames: list[Frame] = socket.recv_multipart(zmq.DONTWAIT, copy=False)
-    if len(frames) > MAX_ARRAYS + num_head:
-        del frames[num_head:]
-    size = 0
-    for index, frame in enumerate(frames):
-        length = len(frame)
-        size += length
-        if index < num_head or length < COPY_BELOW:
-            frames[index] = frame.bytes
-    if size > limit:
-        del frames[num_head:]
-    return frames
+    recv, more = socket.recv, zmq.RCVMORE
+    routing_id = b""
+    header = recv(zmq.DONTWAIT)
+    if has_routing_id:
+        routing_id = header
+        header = recv() if socket.getsockopt(more) else b""
+    frames: list[framing.Frame] = []
+    try:
+        envelope = framing.decode_header(header)
+        size = len(header)
+        for spec in envelope.arrays:
+            if not socket.getsockopt(more):
+                break
+            frame = recv(0, prod(spec.shape) < COPY_BELOW_ELEMENTS)
+            size += len(frame)
+            if size > limit:
+                raise FrameError(f"message above the limit of {limit} bytes")
+            frames.append(frame)
+        if socket.getsockopt(more):
+            raise FrameError("more frames than described")
+        return Incoming(routing_id, envelope, framing.decode_arrays(envelope, frames))
+    except FrameError as error:
+        while socket.getsockopt(more):
+            recv(0, False)
+        return Incoming(routing_id, None, {}, str(error))
