@@ -24,7 +24,8 @@ _EQUALS = re.compile(r"([A-Za-z](?:_\{?\w\}?)?)\s*=\s*$")
 _TAG = ("<answer>", "</answer>")
 _HASH = re.compile(r"^\s*####[ \t]*(.*)$", re.M)
 _STATEMENT = re.compile(
-    r"\b(?:answers?|solutions?|result|value)\b[^\n.:=$]{0,60}?(?:\bis\b|\bare\b|\bequals\b|[:=])\s*:?\s*|\banswers?\b\**\s*:\**\s*",
+    r"\b(?:answers?|solutions?|result|value)\b[^\n.:=$]{0,60}?(?:\bis\b|\bare\b|\bequals\b|[:=])\s*:?\s*"
+    r"|\banswers?\b\**\s*:\**\s*|\bfinal\s+answer\b[*:#_ \t]*\n",
     re.I,
 )
 _CONCLUSION = re.compile(

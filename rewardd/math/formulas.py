@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from rewardd.math import units
-from rewardd.math.errors import Hedge, Unparsed
+from rewardd.math.errors import Hedge, TooComplex, Unparsed
 from rewardd.math.lexer import Token
 from rewardd.math.nodes import (
     MINUS_ONE,
@@ -32,7 +32,7 @@ from rewardd.math.nodes import (
     mul,
     neg,
 )
-from rewardd.math.reader import TokenReader
+from rewardd.math.reader import MAX_DEPTH, TokenReader
 from rewardd.math.vocabulary import (
     CURRENCY,
     DOTS,
@@ -117,7 +117,8 @@ class FormulaParser(TokenReader):
         if token.kind == "op":
             if token.text == "|":
                 return self.bars == 0
-            return token.text in ("(", "{", "[") and not self.closes_outward()
+            modulus = token.text == "(" and self.peek(1).text in ("mod", "bmod")
+            return token.text in ("(", "{", "[") and not modulus and not self.closes_outward()
         if token.kind == "esc":
             return False
         return token.kind == "cmd" and (
@@ -133,7 +134,7 @@ class FormulaParser(TokenReader):
 
     def factor(self) -> Node:
         node = self.nested(self.primary)
-        while True:
+        for _ in range(MAX_DEPTH):
             if self.at("^"):
                 if self.peek(1).text == "circ" or (self.peek(1).text == "{" and self.peek(2).text == "circ"):
                     node = self.degrees(node)
@@ -145,12 +146,15 @@ class FormulaParser(TokenReader):
                 node = Degree(node)
             elif self.at("!") and self.peek(1).text != "=":
                 self.pos += 1
+                if self.at("!"):
+                    raise Unparsed("a double factorial")
                 node = Fn("factorial", (node,))
             elif self.at("%") or (self.peek().kind == "esc" and self.peek().text == "%"):
                 self.pos += 1
                 node = Percent(node)
             else:
                 return node
+        raise TooComplex("nesting")
 
     def degrees(self, node: Node) -> Node:
         self.pos += 1
@@ -470,6 +474,15 @@ class FormulaParser(TokenReader):
         self.pos += 1
         return "".join(letters)
 
+    def figure(self, kind: str) -> Node:
+        """`\\angle ABC` as one name."""
+        letters: list[str] = []
+        while self.peek().kind == "sym":
+            letters.append(self.take().text)
+        if not letters:
+            raise Unparsed(kind)
+        return Sym(f"{kind} {''.join(letters)}")
+
     def named_set(self) -> Node:
         letter = self.braced_word() if self.at("{") else self.take().text
         if letter not in ("R", "Z", "N", "Q", "C"):
@@ -495,6 +508,8 @@ _PRIMARIES: dict[str, Callable[[FormulaParser], Node]] = {
     "lceil": lambda p: p.delimited("ceil", "rceil"),
     "pi": lambda p: Const("pi"),
     "infty": lambda p: Const("inf"),
+    "angle": lambda p: p.figure("angle"),
+    "triangle": lambda p: p.figure("triangle"),
     "emptyset": lambda p: SetOf(()),
     "varnothing": lambda p: SetOf(()),
 }

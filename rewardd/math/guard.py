@@ -7,11 +7,10 @@ import math
 from rewardd.math.errors import TooComplex
 from rewardd.math.nodes import Add, BigOp, Const, Fn, Mul, Node, Num, Pow, Sym, children
 
-MAX_MAGNITUDE = 6000.0
+MAX_MAGNITUDE = 8000.0
 MAX_TERMS = 2000
 MAX_NODES = 1500
 _SYMBOL = 1.6
-_LINEAR_ONLY = 3000.0
 
 
 def check(node: Node) -> float:
@@ -86,7 +85,7 @@ def _function(node: Fn) -> float:
         n = _bound(node.args[0])
         if n > 4000:
             raise TooComplex("factorial")
-        return max(1.0, n * math.log10(n + 2))
+        return max(1.0, math.lgamma(n + 2) / math.log(10))
     if node.name == "binom":
         n = _bound(node.args[0])
         if n > 10**4 and not (isinstance(node.args[1], Num) and node.args[1].value <= 20):

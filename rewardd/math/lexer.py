@@ -155,6 +155,10 @@ class Lexer:
             emit(Token("num", "", blank, value))
         elif kind == "dots":
             emit(Token("cmd", "ldots", blank))
+        elif text == "\\colon":
+            emit(Token("op", ":", blank))
+        elif text == "\\cr":
+            emit(Token("esc", "\\", blank))
         elif kind == "cmd":
             emit(Token("cmd", text[1:], blank))
         elif kind == "esc":
@@ -168,7 +172,9 @@ class Lexer:
         """Words of a text command; a lone letter is a variable unless a number stands before it."""
         stripped = content.strip()
         blank = blank or content[:1].isspace()
-        after_value = bool(self.tokens) and (self.tokens[-1].kind == "num" or self.tokens[-1].text in ("}", ")"))
+        last, before = self.tokens[-1] if self.tokens else END, self.tokens[-2] if len(self.tokens) > 1 else END
+        after_value = last.kind in ("num", "word") or last.text in ("}", ")")
+        after_value = after_value or (before.kind == "word" and last.text in ("/", "cdot", "*", "per"))
         if operator and stripped in FUNCTIONS:
             self.tokens.append(Token("cmd", stripped, blank))
         elif len(stripped) == 1 and stripped.isalpha() and not (after_value and stripped not in "ei"):

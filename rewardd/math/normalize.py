@@ -144,6 +144,8 @@ _MATH_MARKS = re.compile(r"\\\\(?:\[[^\]\\]{0,20}\])?|\\([()\[\]])|(?<!\\)\$")
 _COMMENT_SPACE = re.compile(
     r"\\(?:quad|qquad|enspace|thinspace|hspace\*?\{[^{}]*\}|vspace\*?\{[^{}]*\}|phantom\{[^{}]*\})(?![A-Za-z])"
 )
+_ALIGNED = re.compile(r"\\(?:begin|end)\s*\{(?:aligned|align\*?|gathered|split|equation\*?|gather\*?)\}")
+_TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _FRAC = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _BOX = re.compile(r"^\\(?:boxed|fbox|framebox|mathbox)\s*\{")
 _EQUALS_BOX = re.compile(r"=\s*\\(?:boxed|fbox)\s*\{")
@@ -200,6 +202,9 @@ def clean(text: str) -> str:
         text = _SIZING.sub(" ", text)
         text = _COMMENT_SPACE.sub(" ", text)
         text = _FRAC.sub(r"\\frac", text)
+        if "\\begin" in text and _ALIGNED.search(text):
+            text = _ALIGNED.sub(" ", text)
+            text = text if "\\begin" in text else text.replace("&", " ")
         text = _EQUALS_BOX.sub("= {", text) if "box" in text else text
     text = text.strip()
     for _ in range(_MAX_LAYERS):
@@ -224,7 +229,8 @@ def clean(text: str) -> str:
         spaced = _SPACED_THOUSANDS.match(text)
         if spaced:
             text = spaced[0].replace(" ", "") + text[spaced.end() :]
-        text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text)
+        text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text) if "{,}" in text else text
+        text = _TIMES_TEN.sub(r"\\times ", text)
     return text
 
 

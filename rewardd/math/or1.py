@@ -11,9 +11,10 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
-from rewardd.math import symbolic
+from rewardd.math import guard, symbolic
 from rewardd.math.errors import TooComplex
 from rewardd.math.extract import extract
+from rewardd.math.nodes import Opaque
 from rewardd.math.reading import read
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 MAX_TEXT = 64 * 1024
 _TIMEOUT_S = 5
 _EXPLOSIVE = re.compile(
-    r"\^\s*\{?\s*[^{}\s^]{1,12}\s*\^|\d{5,}\s*!|!\s*\)?\s*!|\d{400,}|(?:\\\[){200}|(?:[({]\s*){100}|(?:\\frac\{1\}\{1\+){60}"
+    r"\^\s*\{?\s*\d+\s*(?:\^|!)|\d{5,}\s*!|!\s*\)?\s*!|\d{400,}|(?:\\\[){200}|(?:[({]\s*){100}|(?:\\frac\{1\}\{1\+){60}"
 )
 
 
@@ -31,8 +32,6 @@ def _refused(text: str) -> bool:
     found = extract(text)
     if not found.parts or "box" not in text:
         return bool(_EXPLOSIVE.search(text))
-    from rewardd.math import guard
-
     for part in found.parts:
         reading = read(part)
         if reading.problem == "too_complex":
@@ -42,9 +41,10 @@ def _refused(text: str) -> bool:
                 guard.check(node)
         except TooComplex:
             return True
-        if not reading.nodes and not symbolic.admissible(reading.key):
+        unread = not reading.nodes or any(isinstance(node, Opaque) for node in reading.nodes)
+        if unread and (_EXPLOSIVE.search(part) or not symbolic.admissible(reading.key)):
             return True
-    return bool(_EXPLOSIVE.search(" ".join(found.parts)))
+    return False
 
 
 def verify(response: str, golds: list[str]) -> MathResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from rewardd.math import units
-from rewardd.math.errors import Hedge, Unparsed
+from rewardd.math.errors import Hedge, TooComplex, Unparsed
 from rewardd.math.formulas import FormulaParser
 from rewardd.math.lexer import Token
 from rewardd.math.nodes import (
@@ -13,7 +13,9 @@ from rewardd.math.nodes import (
     Congruence,
     Group,
     Listing,
+    Mul,
     Named,
+    NamedSet,
     Node,
     Num,
     Percent,
@@ -25,6 +27,7 @@ from rewardd.math.nodes import (
     Sym,
     mul,
 )
+from rewardd.math.reader import MAX_DEPTH
 from rewardd.math.vocabulary import (
     FILLERS,
     RELATIONS,
@@ -94,12 +97,12 @@ class Parser(FormulaParser):
             sides.append(self.nested(self.union))
         if self.at("pmod", "bmod", "mod"):
             return self.congruence_tail(None if not ops else sides[0], sides[-1])
-        if self.at("(") and self.peek(1).text == "mod":
+        if self.at("(") and self.peek(1).text in ("mod", "bmod"):
             return self.congruence_tail(None if not ops else sides[0], sides[-1])
         if "approx" in ops:
             return sides[-1]
         if not ops:
-            return sides[0]
+            return _labelled_point(sides[0])
         if set(ops) == {"="} and len(sides) == 2 and _is_label(sides[0]):
             return Named(sides[0], sides[1])
         return Relation(tuple(sides), tuple(ops))
@@ -148,7 +151,7 @@ class Parser(FormulaParser):
 
     def union(self) -> Node:
         node = self.measured()
-        while True:
+        for _ in range(MAX_DEPTH):
             token = self.peek()
             if token.kind == "cmd" and token.text in SET_OPS:
                 self.pos += 1
@@ -156,15 +159,19 @@ class Parser(FormulaParser):
             elif token == Token("sym", "U", token.blank) and isinstance(node, Group) and self.peek(1).text in "([":
                 self.pos += 1
                 node = SetOp("union", node, self.measured())
-            elif (
-                token.text == ":" and not isinstance(node, Group | SetOf) and self.peek(1).kind in ("num", "sym", "cmd")
-            ):
+            elif token.text == ":" and self.starts_ratio(node):
                 items = [node]
                 while self.accept(":"):
                     items.append(self.nested(self.sum))
                 node = Ratio(tuple(items))
             else:
                 return node
+        raise TooComplex("a long union")
+
+    def starts_ratio(self, node: Node) -> bool:
+        """Whether a colon behind a node divides it; in a set it starts the condition."""
+        scalar = not isinstance(node, Group | SetOf | NamedSet)
+        return scalar and not self.in_set and self.peek(1).kind in ("num", "sym", "cmd")
 
     def measured(self) -> Node:
         """A sum with the unit, percent or number word behind it."""
@@ -252,16 +259,19 @@ class Parser(FormulaParser):
             self.pos += 1
             return SetOf(())
         bars, self.bars = self.bars, self.bars + 1
+        outer, self.in_set = self.in_set, True
         items = [self.nested(self.item)]
         while self.peek().kind == "sep":
             self.pos += 1
             items.append(self.nested(self.item))
         self.bars = bars
-        if self.at("|", "mid", ":", "vert", "colon"):
+        if self.at("|", "mid", ":", "vert"):
             self.pos += 1
             condition = self.nested(self.listing)
+            self.in_set = outer
             self.close_set()
             return Builder(items[0], condition)
+        self.in_set = outer
         self.close_set()
         return SetOf(tuple(items))
 
@@ -275,6 +285,15 @@ def _times(node: Node, factor: Fraction) -> Node:
     if isinstance(node, Quantity):
         return Quantity(_times(node.value, factor), node.factor, node.dims)
     return mul(node, Num(factor))
+
+
+def _labelled_point(node: Node) -> Node:
+    """`A(1, 2)` as the point (1, 2) named A."""
+    if isinstance(node, Mul) and len(node.factors) == 2:
+        label, point = node.factors
+        if isinstance(label, Sym) and label.name[0].isupper() and isinstance(point, Group) and len(point.items) > 1:
+            return Named(label, point)
+    return node
 
 
 def _is_label(node: Node) -> bool:

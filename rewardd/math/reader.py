@@ -19,6 +19,7 @@ class TokenReader:
         self.pos = 0
         self.depth = 0
         self.bars = 0
+        self.in_set = False
 
     def peek(self, offset: int = 0) -> Token:
         index = self.pos + offset

@@ -19,6 +19,7 @@ from rewardd.math.nodes import (
     Group,
     Listing,
     Matrix,
+    Mul,
     Named,
     NamedSet,
     Node,
@@ -70,8 +71,17 @@ def unwrap(node: Node) -> Node:
             node = node.items[0]
         elif isinstance(node, Named) and isinstance(node.value, SetOf | SetOp | NamedSet | Builder):
             node = node.value
+        elif isinstance(node, Mul) and sum(isinstance(factor, Matrix) for factor in node.factors) == 1:
+            node = scaled(node)
         else:
             return node
+
+
+def scaled(node: Mul) -> Matrix:
+    """A matrix times scalars, the scalars multiplied into the cells."""
+    (matrix,) = (factor for factor in node.factors if isinstance(factor, Matrix))
+    scalars = [factor for factor in node.factors if factor is not matrix]
+    return Matrix(tuple(tuple(mul(*scalars, cell) for cell in row) for row in matrix.rows))
 
 
 def is_continuum(node: Node) -> bool:

@@ -16,7 +16,7 @@ FUNCTIONS = _set(
     "ker lcm lg ln log max min sec sin sinh sqrt tan tanh"
 )
 PLAIN_COMMANDS = _map(
-    "pi:pi infinity:infty infty:infty inf:infty oo:infty theta:theta alpha:alpha beta:beta gamma:gamma "
+    "mod:mod pi:pi infinity:infty infty:infty inf:infty oo:infty theta:theta alpha:alpha beta:beta gamma:gamma "
     "lambda:lambda phi:phi union:cup times:times degrees:deg. degree:deg. deg:deg. emptyset:emptyset "
     "asin:arcsin acos:arccos atan:arctan frac:frac cdot:cdot leq:leq geq:geq pm:pm"
 )

@@ -13,7 +13,7 @@ _WRAPPER = re.compile(
 )
 _BLANKS = re.compile(r"(?:\s|\\[ ,;:!]|~)+")
 _CHOICE = re.compile(
-    r"\(([A-J])\)\s*[.:]?(?:\s+(.*))?|([A-J])\s*[.:)](?:\s+(.*))?|(?:option|choice)\s*\(?([A-J])\)?[.:]?\s*(.*)", re.S
+    r"\(([A-J])\)\s*[.:]?(?:\s+(.*))?|([A-J])\s*[.:)](?:\s+(.*))?|(?i:option|choice)\s*\(?([A-J])\)?[.:]?\s*(.*)", re.S
 )
 _LOWER_CHOICE = re.compile(r"\(([a-e])\)")
 _WORDS = re.compile(r"[^\W\d_][^\d_\\{}()\[\]+*/^=<>|$%&#@;\"]*", re.S)
