@@ -45,3 +45,18 @@ def choose_batch(groups: Iterable[Group], *, size: int, policy_version: int, max
     if len(chosen) == size and not choice.held_by:
         choice.groups = chosen
     return choice
+
+
+def overtaken(groups: Iterable[Group], *, by: float) -> list[Group]:
+    """Incomplete groups with at least `by` complete younger groups: the next batch waits, or will wait, for them."""
+    waiting = [group for group in groups if group.batch_id is None]
+    younger = sum(group.complete for group in waiting)
+    found: list[Group] = []
+    for group in waiting:
+        if younger < by:
+            break
+        if group.complete:
+            younger -= 1
+        else:
+            found.append(group)
+    return found

@@ -5,8 +5,9 @@ import time
 from typing import Any
 
 from learner.coordinator.alarms import Alarms
+from learner.coordinator.assembly import Choice
 from learner.coordinator.batches import BatchBook, staleness_counts
-from learner.coordinator.evaluation import EvaluationDesk
+from learner.coordinator.evaluation import EvaluationDesk, Trigger
 from learner.coordinator.facts import RunFacts
 from learner.coordinator.ledger import Ledger
 from learner.coordinator.members import Members
@@ -76,7 +77,11 @@ class RunControl:
                 self._records.append(record)
         wanted = self._config.evaluation.at_start and self._facts.last_batch == 0 and self._evaluation.possible
         if wanted and not self._evaluation.running and not self._evaluation.had("start"):
-            self._evaluation.start("start", policy_version=self._facts.policy_version, now=now)
+            self._evaluate("start", now=now)
+
+    def _evaluate(self, trigger: Trigger, *, now: float) -> None:
+        stage = self._schedule.at_update(self._facts.last_batch)
+        self._evaluation.start(trigger, policy_version=self._facts.policy_version, stage=stage, now=now)
 
     # ------------------------------------------------------------ leases and batches
 
@@ -111,13 +116,24 @@ class RunControl:
             return BatchNotReady(waiting_for=self._missing() or "generation", detail=self._evaluation_detail())
         choice = self._book.choose(final=self._pool.exhausted)
         if not choice.groups:
-            return self._not_ready(choice.num_complete, [group.group_id for group in choice.held_by])
+            return self._not_ready(choice)
         return self._book.plan(choice.groups, now=now)
 
-    def _not_ready(self, num_complete: int, held_by: list[int]) -> BatchNotReady:
-        detail = f"{num_complete} of {self._config.learner.groups_per_batch} groups are complete"
-        if held_by:
-            detail += f"; the oldest not complete are {held_by[:4]}"
+    def waiting_for(self) -> str:
+        """What the run as a whole waits for now; "" while a batch is in training."""
+        if self._facts.state != "running" or self._facts.paused:
+            return self._facts.state if self._facts.state != "running" else "paused"
+        if self._ledger.num_batched:
+            return "" if self._members.of_role("trainer") else "trainer"
+        choice = self._book.choose(final=self._pool.exhausted)
+        if choice.groups:
+            return "trainer"
+        return self._not_ready(choice).waiting_for
+
+    def _not_ready(self, choice: Choice) -> BatchNotReady:
+        detail = f"{choice.num_complete} of {self._config.learner.groups_per_batch} groups are complete"
+        if choice.held_by:
+            detail += f"; the oldest not complete are {[group.group_id for group in choice.held_by[:4]]}"
         return BatchNotReady(waiting_for=self._missing() or "generation", detail=detail)
 
     def _missing(self) -> str:
@@ -192,7 +208,7 @@ class RunControl:
         every = self._config.evaluation.every_updates
         due = every > 0 and self._facts.last_batch % every == 0
         if due and self._evaluation.possible and not self._evaluation.running and not self._is_over():
-            self._evaluation.start("interval", policy_version=self._facts.policy_version, now=now)
+            self._evaluate("interval", now=now)
 
     # ------------------------------------------------------------ the end
 
@@ -208,11 +224,11 @@ class RunControl:
             for group in list(self._ledger.train.values()):
                 self._ledger.end(group, "retired", "run finished")
             if self._config.evaluation.at_end and self._evaluation.possible and not self._evaluation.running:
-                self._evaluation.start("end", policy_version=self._facts.policy_version, now=now)
+                self._evaluate("end", now=now)
             self._facts.state = "evaluating" if self._evaluation.running else "finished"
         elif self._facts.state == "evaluating" and not self._evaluation.running:
             if self._config.evaluation.at_end and not self._evaluation.had("end"):
-                self._evaluation.start("end", policy_version=self._facts.policy_version, now=now)
+                self._evaluate("end", now=now)
             else:
                 self._facts.state = "finished"
                 event(log, logging.INFO, "run finished", updates=self._facts.last_batch, **self._ledger.summary())

@@ -57,8 +57,8 @@ class EvaluationDesk:
         query = "SELECT 1 FROM evaluations WHERE trigger = ? LIMIT 1"
         return self._store.connection.execute(query, (trigger,)).fetchone() is not None
 
-    def start(self, trigger: Trigger, *, policy_version: int, now: float) -> None:
-        """Begins a round with the weights of `policy_version` or newer."""
+    def start(self, trigger: Trigger, *, policy_version: int, stage: int, now: float) -> None:
+        """Begins a round with the weights of `policy_version` or newer and the lengths of `stage`."""
         assert self.possible and not self.running
         row = self._store.execute("SELECT COALESCE(MAX(round), 0) + 1 FROM evaluations").fetchone()
         self.round, self.policy_version, self.trigger = int(row[0]), policy_version, trigger
@@ -74,6 +74,7 @@ class EvaluationDesk:
                     pass_number=self.round,
                     position=position,
                     now=now,
+                    stage=stage,
                     purpose="eval",
                     variant="greedy" if variant == "greedy" else "sampled",
                 )

@@ -54,6 +54,7 @@ class LeaseDesk:
         stage_of: Callable[[int], int],
         may_issue: Callable[[], str],
         eval_version: Callable[[], int],
+        now: float,
     ) -> None:
         self._config = config
         self._store = store
@@ -68,6 +69,7 @@ class LeaseDesk:
         self._eval_version = eval_version
         self._group_size = config.learner.group_size
         self.admission = Admission(config.algorithm.max_staleness, config.learner.groups_per_batch)
+        self._trust_until = now + 2 * config.transport.peer_timeout_s
         self._rate_seen: dict[str, float] = {}
         self._moved_from: dict[tuple[int, int], str] = {}
 
@@ -80,7 +82,10 @@ class LeaseDesk:
         if self._facts.paused:
             return Grant(LeaseGrant(leases=[], waiting_for="paused"), {})
         member.version = version
-        if version > self._facts.policy_version:  # from an abandoned lineage: it must load the resumed version first
+        if member.abandoned_version is not None and version != member.abandoned_version:
+            member.abandoned_version = None
+        if version > self._facts.policy_version or member.abandoned_version is not None:
+            # weights of an abandoned lineage: the resumed version must be loaded first
             return Grant(LeaseGrant(leases=[], waiting_for="weights"), {})
         room = min(max_slots, self._quota(member) - len(self._ledger.held.get(member.key, ())))
         taken: list[tuple[Group, Slot, int]] = []
@@ -89,7 +94,6 @@ class LeaseDesk:
             waiting = self._take_new(room, version, now, taken)
         for _, slot, _ in taken:
             self._lease(member, slot, version, now)
-        member.wants = max_slots - len(taken)
         if taken or room <= 0:
             waiting = "" if taken else "staleness"
         return self._grant_of(taken, waiting)
@@ -230,7 +234,8 @@ class LeaseDesk:
                 sampled += report.num_tokens - slot.num_tokens
                 running += 1
             slot.num_tokens = report.num_tokens
-            slot.deadline = min(now + self._config.coordinator.lease_deadline_s, slot.last_deadline)
+            if not slot.recalled:
+                slot.deadline = min(now + self._config.coordinator.lease_deadline_s, slot.last_deadline)
         if running and since is not None:
             member.sampled(sampled, running * (now - since), now=now)
         if beat.progress:
@@ -239,13 +244,14 @@ class LeaseDesk:
     def expire(self, *, now: float) -> list[str]:
         """Ends leases past their deadline; lets groups go by whose slots waited too long. Returns what happened."""
         happened: list[str] = []
+        self._expire_unknown_holders(now)
         for slot in [s for s in self._ledger.leased() if now >= s.deadline]:
             group = self._ledger.group(slot.group_id)
             if slot.state != "leased" or group is None:
                 continue  # its group ended with an earlier slot of this list
-            group.overdue = True
+            group.overdue = group.overdue or not slot.recalled
             holder, attempt = slot.holder, slot.attempt
-            ended = self._ledger.release(slot, now=now, failed="expired")
+            ended = self._ledger.release(slot, now=now, failed="" if slot.recalled else "expired")
             happened.append(
                 f"lease {slot.group_id}/{slot.slot} attempt {attempt} of {holder} expired: {ended or 'open'}"
             )
@@ -254,19 +260,33 @@ class LeaseDesk:
                 group.overdue = True
         return happened
 
-    def recall_slow(self, blocking: list[Group]) -> int:
-        """Asks slow generators to hand back slots of groups that a batch waits for, when a faster one has room."""
-        fast = [m for m in self._members.of_role("generator") if m.wants > 0 and not self._members.is_slow(m)]
-        if not fast:
+    def _expire_unknown_holders(self, now: float) -> None:
+        """After a restart of the coordinator: generators that do not come back in time are taken for gone."""
+        if now < self._trust_until:
+            return
+        for holder in [holder for holder in self._ledger.held if self._members.get(holder) is None]:
+            for slot in list(self._ledger.held.get(holder, {}).values()):
+                if slot.state == "leased":
+                    self._ledger.release(slot, now=now, failed="generator_gone", cancel=False)
+        for holder in [holder for holder in self._ledger.cancelled if self._members.get(holder) is None]:
+            del self._ledger.cancelled[holder]
+
+    def recall_slow(self, groups: list[Group], *, now: float) -> int:
+        """Asks slow generators to hand back slots of these groups.
+
+        A slot that is not handed back within the peer timeout is leased again without its tokens.
+        """
+        if all(self._members.is_slow(member) for member in self._members.of_role("generator")):
             return 0
         recalled = 0
-        for group in blocking:
+        for group in groups:
             for slot in group.slots:
                 holder = self._members.get(slot.holder) if slot.state == "leased" and not slot.recalled else None
                 if holder is None or not self._members.is_slow(holder):
                     continue
                 slot.recalled = True
                 self._moved_from[slot.group_id, slot.slot] = holder.name
+                slot.deadline = min(slot.deadline, now + self._config.transport.peer_timeout_s)
                 self._ledger.cancel_lease(slot)
                 self._store.count("moved_slots")
                 recalled += 1

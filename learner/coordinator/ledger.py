@@ -178,7 +178,8 @@ class Ledger:
             self._store.count(f"failed_attempts/{failed}")
             if slot.failures >= self._max_attempts:
                 self._store.update_slot(slot)
-                return self.fail(group, f"{slot.failures} failed attempts at slot {slot.slot}, last: {failed}")
+                reason = f"{slot.failures} failed attempts at slot {slot.slot}, last: {failed}"
+                return self.fail(group, reason, blame_prompt=failed != "unjudged")
         self._store.update_slot(slot)
         self._push_open(group, slot)
         return None
@@ -216,9 +217,12 @@ class Ledger:
         if group.purpose == "train":
             self.ended[state] += len(group.slots)
 
-    def fail(self, group: Group, reason: str) -> EndState:
-        """Ends a group that can't be completed; after `max_prompt_failures` of these its prompt is quarantined."""
-        if group.purpose == "eval":
+    def fail(self, group: Group, reason: str, *, blame_prompt: bool = True) -> EndState:
+        """Ends a group that can't be completed; after `max_prompt_failures` of these its prompt is quarantined.
+
+        `blame_prompt` is False when the fault is known to be ours (the reward infrastructure).
+        """
+        if group.purpose == "eval" or not blame_prompt:
             self.end(group, "retired", reason)
             return "retired"
         failures = self._failures.get(group.prompt_id, 0) + 1

@@ -1,24 +1,29 @@
 """The coordinator process: opens the run folder, binds, and loops over poll, handle, commit, send."""
 
+import errno
+import fcntl
 import logging
+import os
 import signal
+import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from learner.coordinator.exporter import MetricsExporter
 from learner.coordinator.journal import Journal
 from learner.coordinator.metrics import RecordFile
 from learner.coordinator.packing import model_shape
-from learner.coordinator.schema import open_database
+from learner.coordinator.schema import open_database, refuse_network_filesystem
 from learner.coordinator.service import Coordinator
 from learner.coordinator.store import Store
 from learner.data.dataset import PromptSet, check_overlap, load_prompts
 from learner.data.tokenization import PromptTokenizer
 from protocol.config import Config
-from protocol.errors import ExitStatus, MessageTooLarge
+from protocol.errors import ExitStatus, MessageTooLarge, UserError
 from protocol.logs import event, setup_logging
 from protocol.messages import Refused
 from protocol.sockets import Received, Server, new_incarnation
@@ -36,6 +41,7 @@ def run(config: Config, *, name: str) -> ExitStatus:
     setup_logging("coordinator", name)
     stop = _StopFlag()
     folder = Path(config.run.dir)
+    lock = lock_run_folder(folder)
     store = Store(open_database(folder / "coordinator" / "ledger.sqlite"))
     segment_bytes = config.coordinator.segment_mb << 20
     journal = Journal(folder / "coordinator" / "segments", segment_bytes=segment_bytes)
@@ -75,13 +81,39 @@ def run(config: Config, *, name: str) -> ExitStatus:
         event(log, logging.INFO, "coordinator ready", address=server.address, run_dir=str(folder), prompts=len(train))
         with MetricsExporter(config.coordinator.metrics_port) as exporter:
             return _loop(config, server, coordinator[0], stop, exporter)
+    except (OSError, sqlite3.OperationalError) as error:
+        if getattr(error, "errno", None) == errno.ENOSPC or "disk is full" in str(error):
+            text = f"the disk of {folder} is full; free space and start again: all that was acknowledged is kept"
+            raise UserError(text, status=ExitStatus.DISK_FULL) from error
+        raise
     finally:
         server.close(deadline_s=min(2.0, config.deploy.stop_grace_s))
-        store.commit()
         journal.close()
         store.connection.close()
         metrics.close()
         evaluations.close()
+        lock.close()
+
+
+def lock_run_folder(folder: Path) -> IO[str]:
+    """Holds the run folder for this process. Raises UserError when another coordinator has it, or it is unusable."""
+    refuse_network_filesystem(folder)
+    path = folder / "coordinator" / "lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; run.dir must be a writable folder") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = file.read().strip()
+        raise UserError(f"run.dir {folder} is in use by another coordinator (pid {holder}); stop it first") from error
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
 
 
 def load_data(config: Config, tokenizer: PromptTokenizer) -> tuple[PromptSet, PromptSet | None]:
@@ -129,7 +161,8 @@ def _loop(
     pending: deque[Received] = deque()
     while True:
         if not pending:
-            pending.extend(server.poll(poll_s))
+            with coordinator.idle.cause("waiting for messages"):
+                pending.extend(server.poll(poll_s))
         commit_at = time.monotonic() + config.coordinator.commit_interval_ms / 1000.0
         while pending and time.monotonic() < commit_at:
             received = pending.popleft()

@@ -11,8 +11,9 @@ SLOW_BELOW = 0.5
 
 @dataclass
 class Member:
-    """One process. `slot_rate` is tokens per second and running slot of a generator (0 = not known yet); `wants` is
-    the number of slots it asked for and did not get."""
+    """One process. `slot_rate` is tokens per second and running slot of a generator (0 = not known yet);
+    `abandoned_version` is set while it may hold weights of an
+    abandoned lineage."""
 
     hello: Hello
     since: float
@@ -25,7 +26,7 @@ class Member:
     metrics: dict[str, float] = field(default_factory=dict)
     slot_rate: float = 0.0
     rate_time: float = 0.0
-    wants: int = 0
+    abandoned_version: int | None = None
 
     @property
     def key(self) -> str:

@@ -5,6 +5,8 @@ The shell gives every message that is there to `handle`, calls `tick`, then `com
 """
 
 import logging
+import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.coordinator.alarms import Alarms
+from learner.coordinator.assembly import overtaken
 from learner.coordinator.batches import BatchBook
 from learner.coordinator.control import RunControl
 from learner.coordinator.evaluation import EvaluationDesk
@@ -33,10 +36,15 @@ from learner.data.tokenization import TokenizerFacts
 from learner.packing import ModelShape
 from protocol import messages as m
 from protocol.config import Config
+from protocol.errors import UserError
+from protocol.idle import IdleClock
 from protocol.logs import event
 
 log = logging.getLogger(__name__)
 Arrays = Mapping[str, NDArray[np.generic]]
+
+MOVE_AT = 0.5
+"""Slow leases of a group are moved once this share of a batch of younger groups is complete (at the end: at once)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +114,7 @@ class Coordinator:
         self.pool = PromptPool(config, store, train, evaluation, is_quarantined=self.ledger.is_quarantined)
         self._retire_unknown_prompts()
         schedule = StageSchedule(config.stages, reached=int(store.get("stage_reached", 0)))
+        _check_lengths(config, schedule, train)
         rules = SamplingRules(
             sampling=config.sampling,
             evaluation=config.evaluation,
@@ -137,6 +146,7 @@ class Coordinator:
             stage_of=schedule.at_update,
             may_issue=self.control.may_issue,
             eval_version=lambda: self.evaluation.policy_version,
+            now=now,
             **shared,
         )
         self._intake = Intake(
@@ -151,6 +161,8 @@ class Coordinator:
             **shared,
         )
         self._resume = Resume(config, store=store, book=self.book, facts=self.facts)
+        self.idle = IdleClock()
+        self._since = self._progress_at = now
         self._parked: list[ParkedRequest] = []
         self._outbox: list[Outgoing] = []
         self._needed_segments: list[int] | None = None
@@ -238,9 +250,8 @@ class Coordinator:
             self._next_sweep = now + min(1.0, self.config.transport.heartbeat_s)
             for text in self.desk.expire(now=now):
                 event(log, logging.WARNING, "lease expired", lease=text)
-            choice = self.book.choose()
-            if choice.num_complete >= self.config.learner.groups_per_batch and choice.held_by:
-                self.desk.recall_slow(choice.held_by)
+            limit = 0.0 if self.control.may_issue() else MOVE_AT * self.config.learner.groups_per_batch
+            self.desk.recall_slow(overtaken(self.ledger.train.values(), by=limit), now=now)
             self.control.sweep(now=now)
         self.control.advance(now=now)
         self._answer_parked(now)
@@ -264,8 +275,24 @@ class Coordinator:
         return outbox
 
     def status(self) -> m.StatusReply:
-        """Everything `slipstream status` shows."""
-        return self.control.status(now=self._clock())
+        """Everything `slipstream status` shows, this process included."""
+        now = self._clock()
+        status = self.control.status(now=now)
+        own = m.RoleStatus(
+            role="coordinator",
+            name=self.name,
+            state=status.run_state,
+            since=self._since,
+            version=status.policy_version,
+            progress_age_s=max(0.0, now - self._progress_at),
+            waiting_for=self.control.waiting_for(),
+            idle_fractions=self.idle.fractions(),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+        )
+        status.roles.insert(0, own)
+        status.queues["journal_mb"] = self._journal.num_bytes() / 2**20
+        return status
 
     def _reply(self, member: Member, body: m.AnyBody, msg_id: int, arrays: Arrays | None = None) -> None:
         self._outbox.append(Outgoing(member.name, body, arrays, msg_id))
@@ -297,7 +324,8 @@ class Coordinator:
         self._reply(member, m.Ack(detail=counted), msg_id)
 
     def _on_trajectory(self, member: Member, body: m.ScoredTrajectory, arrays: Arrays, msg_id: int) -> None:
-        self._reply(member, self._intake.take(body, arrays, now=self._clock()), msg_id)
+        self._progress_at = self._clock()
+        self._reply(member, self._intake.take(body, arrays, now=self._progress_at), msg_id)
 
     def _on_ground_truth(self, member: Member, body: m.GroundTruthRequest, arrays: Arrays, msg_id: int) -> None:
         self._reply(member, m.GroundTruths(items=self.pool.ground_truths(body.prompt_ids)), msg_id)
@@ -307,10 +335,18 @@ class Coordinator:
     def _on_resume(self, member: Member, body: m.ResumeRequest, arrays: Arrays, msg_id: int) -> None:
         before = self.facts.last_batch
         answer = self._resume.plan(body)
-        if self.facts.last_batch < before and self.evaluation.running:
-            self.evaluation.abandon()
+        if self.facts.last_batch < before:
+            self._forget_abandoned()
         self._parked.clear()
         self._reply(member, answer, msg_id)
+
+    def _forget_abandoned(self) -> None:
+        """Later steps were abandoned: generators with newer weights must load the resumed version first (B65)."""
+        if self.evaluation.running:
+            self.evaluation.abandon()
+        for generator in self.members.of_role("generator"):
+            if generator.version > self.facts.policy_version:
+                generator.abandoned_version = generator.version
 
     def _on_batch_request(self, member: Member, body: m.BatchRequest, arrays: Arrays, msg_id: int) -> None:
         self._parked = [parked for parked in self._parked if parked.peer != member.name]
@@ -335,6 +371,10 @@ class Coordinator:
         self._reply(member, m.Shard(batch_id=body.batch_id, indices=indices), msg_id, shard)
 
     def _on_batch_trained(self, member: Member, body: m.BatchTrained, arrays: Arrays, msg_id: int) -> None:
+        if body.attempt < self.facts.attempt:
+            reason = f"attempt {body.attempt} is over, the trainer's newest start is attempt {self.facts.attempt}"
+            self._reply(member, m.Refused(code="old_attempt", reason=reason), msg_id)
+            return
         try:
             first = self.control.trained(body, now=self._clock())
         except ValueError as error:
@@ -357,6 +397,19 @@ class Coordinator:
 
     def _on_control(self, member: Member, body: m.ControlRequest, arrays: Arrays, msg_id: int) -> None:
         self._reply(member, m.Ack(detail=self.control.command(body)), msg_id)
+
+
+def _check_lengths(config: Config, schedule: StageSchedule, train: PromptSet) -> None:
+    """Raises UserError when the longest possible sequence does not fit into a micro-batch."""
+    base = config.sampling.max_response_tokens
+    longest = max(schedule.max_response_tokens(stage, base) for stage in range(len(config.stages) + 1))
+    longest += max(len(prompt.token_ids) for prompt in train.prompts)
+    cap = config.learner.max_tokens_per_micro_batch
+    if longest > cap:
+        raise UserError(
+            f"the longest prompt and answer have {longest} tokens, a micro-batch holds {cap}; raise "
+            f"learner.max_tokens_per_micro_batch to {longest} or lower sampling.max_response_tokens"
+        )
 
 
 _FINAL = ("finished", "stopped")
