@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 class CheckpointWriter:
     """One save at a time; a save asked for while another runs waits for it.
 
-    ``on_committed(state, folder)`` runs on the writing thread. The error of a failed save is raised by the next
-    ``submit`` or ``wait``, once.
+    ``on_committed(state, folder)`` runs on the writing thread. ``take_error`` and ``wait`` tell of a failed save, once.
     """
 
     def __init__(
@@ -40,23 +39,31 @@ class CheckpointWriter:
     def submit(self, state: CheckpointState, *, deadline_s: float) -> None:
         """Takes over ``state``; blocks while an earlier save runs, and until this one is done unless in background.
 
-        Raises UserError when the earlier save failed, or this one did and is not in background, and TimeoutError.
+        Raises TimeoutError, and UserError when this save failed and is not in background.
         """
-        self.wait(deadline_s=deadline_s)
+        self._wait_idle(deadline_s)
         with self._idle:
             self._pending += 1
         self._queue.put(state)
         if not self._section.in_background:
             self.wait(deadline_s=deadline_s)
 
+    def take_error(self) -> UserError | None:
+        """The error of the last save that failed since this was asked; does not wait."""
+        with self._idle:
+            error, self._error = self._error, None
+        return error
+
     def wait(self, *, deadline_s: float) -> None:
         """Until nothing is being written. Raises TimeoutError, or the error of a failed save."""
+        self._wait_idle(deadline_s)
+        if (error := self.take_error()) is not None:
+            raise error
+
+    def _wait_idle(self, deadline_s: float) -> None:
         with self._idle:
             if not self._idle.wait_for(lambda: self._pending == 0, timeout=deadline_s):
                 raise TimeoutError(f"a checkpoint is still being written to {self._root} after {deadline_s:.0f} s")
-            error, self._error = self._error, None
-        if error is not None:
-            raise error
 
     def close(self, *, deadline_s: float) -> None:
         """Finishes the save in hand and ends the thread."""
@@ -85,6 +92,6 @@ class CheckpointWriter:
                 log.exception("checkpoint of step %d failed", state.step)
             del state  # free the host copy before the next one is taken
             with self._idle:
-                self._error = error
+                self._error = error or self._error
                 self._pending -= 1
                 self._idle.notify_all()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
-from learner.checkpoint.store import CheckpointState, Found, open_tensors
+from learner.checkpoint.manifest import read_manifest
+from learner.checkpoint.store import CheckpointState, Found, newest_committed, open_tensors
 from learner.trainer.engine import TrainerEngine
 from learner.trainer.rng import gather_rng, restore_rng
+from protocol.config import Config
 from protocol.errors import UserError
 from protocol.logs import event
 
@@ -14,7 +17,10 @@ log = logging.getLogger(__name__)
 
 
 def save_state(engine: TrainerEngine, *, attempt: int) -> CheckpointState | None:
-    """All ranks take part; rank 0 gets the state at this batch boundary, on the host and its own."""
+    """All ranks take part; rank 0 gets the state at this batch boundary, on the host and its own.
+
+    ``attempt`` numbers the lineage; the checkpoint also names the ``resume_from`` the lineage began with.
+    """
     tensors = engine.gather_state() | gather_rng(device=engine.device)
     if engine.rank != 0:
         return None
@@ -23,9 +29,37 @@ def save_state(engine: TrainerEngine, *, attempt: int) -> CheckpointState | None
         "attempt": attempt,
         "num_ranks": engine.num_ranks,
         "run_name": engine.config.run.name,
+        "resumed_from": engine.config.learner.checkpoint.resume_from,
         "shapes": {name: list(shape) for name, shape in engine.shapes().items()},
     }
     return CheckpointState(step=engine.last_batch_id, tensors=tensors, scalars=scalars)
+
+
+def choose_checkpoint(config: Config) -> Found:
+    """The checkpoint this start resumes from, and which newer ones were passed over and why.
+
+    With ``learner.checkpoint.resume_from`` it is that one, at the first start; later starts of the same lineage take
+    the newest checkpoint that grew out of it. Raises UserError when the named folder is not a whole checkpoint.
+    """
+    section = config.learner.checkpoint
+    root = checkpoint_root(config)
+    if section.resume == "never" and section.resume_from is None:
+        return Found(path=None, manifest=None)
+    newest = newest_committed(root)
+    if section.resume_from is None:
+        return newest
+    if newest.manifest is not None and newest.manifest.scalars.get("resumed_from") == section.resume_from:
+        return newest
+    folder = Path(section.resume_from)
+    try:
+        return Found(path=folder, manifest=read_manifest(folder))
+    except (ValueError, OSError) as error:
+        raise UserError(f"learner.checkpoint.resume_from {folder} is not a whole checkpoint: {error}") from error
+
+
+def checkpoint_root(config: Config) -> Path:
+    """Folder of the run's checkpoints."""
+    return Path(config.run.dir) / "checkpoints"
 
 
 def load_checkpoint(engine: TrainerEngine, found: Found) -> int:
@@ -46,10 +80,7 @@ def load_checkpoint(engine: TrainerEngine, found: Found) -> int:
         )
     read = open_tensors(found.path)
     engine.restore(scalars["engine"], read=read)
-    kinds = ["cpu", "cuda"] if engine.device.type == "cuda" else ["cpu"]
-    if engine.rank < scalars["num_ranks"]:
-        names = [f"rng/{kind}/{engine.rank}" for kind in kinds]
-        restore_rng({n: read(n) for n in names}, rank=engine.rank, device=engine.device)
+    restore_rng(read, rank=engine.rank, device=engine.device)
     event(
         log,
         logging.INFO,

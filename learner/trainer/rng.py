@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -11,14 +13,22 @@ def gather_rng(*, device: torch.device) -> dict[str, torch.Tensor]:
     own = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         own["cuda"] = torch.cuda.get_rng_state(device)
-    states: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(states, own)
-    return {f"rng/{kind}/{rank}": state for rank, part in enumerate(states) for kind, state in part.items()}
+    gathered: dict[str, torch.Tensor] = {}
+    for kind, state in own.items():
+        states = [torch.empty_like(state) for _ in range(dist.get_world_size())]
+        dist.all_gather(states, state)
+        gathered |= {f"rng/{kind}/{rank}": other for rank, other in enumerate(states)}
+    return gathered
 
 
-def restore_rng(read: dict[str, torch.Tensor], *, rank: int, device: torch.device) -> None:
-    """Restores this rank's states; a rank that did not exist at the save keeps its own seed."""
-    if (state := read.get(f"rng/cpu/{rank}")) is not None:
-        torch.set_rng_state(state)
-    if device.type == "cuda" and (state := read.get(f"rng/cuda/{rank}")) is not None:
-        torch.cuda.set_rng_state(state, device)
+def restore_rng(read: Callable[[str], torch.Tensor], *, rank: int, device: torch.device) -> None:
+    """Restores this rank's states; a kind that was not saved keeps its seed."""
+    setters: dict[str, Callable[[torch.Tensor], None]] = {"cpu": torch.set_rng_state}
+    if device.type == "cuda":
+        setters["cuda"] = lambda state: torch.cuda.set_rng_state(state, device)
+    for kind, put in setters.items():
+        try:
+            state = read(f"rng/{kind}/{rank}")
+        except KeyError:
+            continue
+        put(state)

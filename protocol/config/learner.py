@@ -148,6 +148,9 @@ class TrainerSection(Section):
     devices: list[int] = Field(default_factory=list, description="GPU index per rank; empty: 0 .. num_ranks - 1.")
     threads_per_rank: int = Field(0, ge=0, description="CPU threads; 0 = share the cores with the generators.")
     collective_timeout_s: float = Field(600.0, gt=0, description="Deadline of a collective between ranks.")
+    memory_limit_gb: float = Field(
+        0.0, ge=0, description="Save and restart above this resident size of a rank; 0 = off."
+    )
     batch_wait_s: float = Field(
         10.0, gt=0, description="One wait for a batch at the coordinator (repeated, with status)."
     )

@@ -29,9 +29,7 @@ def train(engine, steps):
         split = SPLITS[engine.num_ranks]
         whole = make_batch(micro_batches=split, batch_id=step + 1, policy_version=step, seed=step)
         own = {i for micro_batch in split[engine.rank] for i in micro_batch}
-        results.append(
-            engine.train_batch(TrainBatch(whole.plan, {i: a for i, a in whole.arrays.items() if i in own}))
-        )
+        results.append(engine.train_batch(TrainBatch(whole.plan, {i: a for i, a in whole.arrays.items() if i in own})))
     return results
 
 
