@@ -247,7 +247,7 @@ class LeaseDesk:
         self._expire_unknown_holders(now)
         for slot in [s for s in self._ledger.leased() if now >= s.deadline]:
             group = self._ledger.group(slot.group_id)
-            if slot.state != "leased" or group is None:
+            if not slot.holder or group is None:
                 continue  # its group ended with an earlier slot of this list
             group.overdue = group.overdue or not slot.recalled
             holder, attempt = slot.holder, slot.attempt
@@ -266,7 +266,7 @@ class LeaseDesk:
             return
         for holder in [holder for holder in self._ledger.held if self._members.get(holder) is None]:
             for slot in list(self._ledger.held.get(holder, {}).values()):
-                if slot.state == "leased":
+                if slot.holder:
                     self._ledger.release(slot, now=now, failed="generator_gone", cancel=False)
         for holder in [holder for holder in self._ledger.cancelled if self._members.get(holder) is None]:
             del self._ledger.cancelled[holder]
@@ -296,7 +296,7 @@ class LeaseDesk:
         """A generator is gone: its leases are open again at once. Returns how many there were."""
         slots = list(self._ledger.held.get(member.key, {}).values())
         for slot in slots:
-            if slot.state == "leased":
+            if slot.holder:  # else its group ended with an earlier slot of this list
                 self._ledger.release(slot, now=now, failed="" if orderly else "generator_gone", cancel=False)
         self._ledger.cancelled.pop(member.key, None)
         self._rate_seen.pop(member.key, None)

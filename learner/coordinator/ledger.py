@@ -47,6 +47,7 @@ class Ledger:
         self.cancelled: defaultdict[str, list[SlotRef]] = defaultdict(list)
         self.ended: Counter[str] = Counter()
         self._open: list[tuple[int, int, int]] = []  # heap of (priority, group, slot); stale entries are skipped
+        self._queued: set[tuple[int, int]] = set()  # (group, slot) of its entries, at most one for a slot
         self._failures: dict[str, int] = {}
         self._quarantined: set[str] = set()
         self.num_batched = 0
@@ -87,6 +88,7 @@ class Ledger:
         """Takes open slots, training before evaluation and oldest first; put those not leased back with `put_back`."""
         while self._open:
             _, group_id, number = heapq.heappop(self._open)
+            self._queued.discard((group_id, number))
             group = self.group(group_id)
             if group is not None and group.slots[number].state == "open":
                 yield group, group.slots[number]
@@ -252,7 +254,9 @@ class Ledger:
         return self.train if group.purpose == "train" else self.eval
 
     def _push_open(self, group: Group, slot: Slot) -> None:
-        heapq.heappush(self._open, (_PRIORITY[group.purpose], group.group_id, slot.slot))
+        if (group.group_id, slot.slot) not in self._queued:
+            self._queued.add((group.group_id, slot.slot))
+            heapq.heappush(self._open, (_PRIORITY[group.purpose], group.group_id, slot.slot))
 
     def _unhold(self, slot: Slot) -> None:
         if slot.holder:

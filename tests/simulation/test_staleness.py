@@ -55,7 +55,9 @@ def test_staleness_zero_is_synchronous():
 
 
 def test_b37_fast_generators_are_slowed_instead_of_dropped():
-    setup = Setup(generators=(FAST, FAST), num_prompts=200, groups_per_batch=8, p99_over_median=3.0, train_tokens_per_s=400.0)
+    setup = Setup(
+        generators=(FAST, FAST), num_prompts=200, groups_per_batch=8, p99_over_median=3.0, train_tokens_per_s=400.0
+    )
     result = simulate(setup)
     assert result.lost_tokens == 0 and result.masked_share < 0.01
     assert result.trainer_idle < 0.1 < min(result.slots_empty)
