@@ -323,7 +323,7 @@ class Pool:
                 self._bury(worker, now)
             return
         if not worker.jobs:
-            if worker.num_done >= self._max_jobs or worker.rss_mb > self._max_rss_mb:
+            if self._is_worn(worker):
                 self.num_recycled += 1
                 worker.rss_mb = 0.0
                 worker.kill()
@@ -335,6 +335,9 @@ class Pool:
             self._expire(worker, running)
         elif age >= STUCK_S and len(worker.jobs) > 1:
             self._take_back(worker)
+
+    def _is_worn(self, worker: _Worker) -> bool:
+        return worker.num_done >= self._max_jobs or worker.rss_mb > self._max_rss_mb
 
     def _expire(self, worker: _Worker, running: _Queued) -> None:
         used_s = worker.cpu_of_running_job()
@@ -380,7 +383,7 @@ class Pool:
                 if worker.ready
                 and len(worker.jobs) < self._depth
                 and not (worker.jobs and now - worker.since >= STUCK_S)
-                and worker.num_done < self._max_jobs
+                and not self._is_worn(worker)
             ]
             if not free:
                 return

@@ -134,6 +134,7 @@ class CodeScorer:
         from rewardd.code import Limits, decode_tests, run_case
 
         kind, tests = decode_tests(decode_truth(task))
+        kind = task.extra.get("kind", kind)
         section = self._section
         limits = Limits(
             time_limit_s=min(task.time_limit_s or section.time_limit_s, section.total_limit_s),
