@@ -5,7 +5,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from deploy.demo.live import make_view
 from deploy.demo.recipe import DemoOptions, describe, prepare_demo
 from deploy.local.control import read_state, running_state
-from deploy.local.launch import prepare_run, start_supervisor
+from deploy.local.launch import prepare_run, start_supervisor, supervise_command
 from deploy.local.logfiles import tail
 from deploy.local.supervisor import describe_exit
 from deploy.report.build import build_report
@@ -30,8 +30,15 @@ MAX_RESTARTS = 5
 STOP_MARGIN_S = 20.0
 
 
-def run_demo(options: DemoOptions, *, console: Console) -> ExitStatus:
+def run_demo(
+    options: DemoOptions, *, console: Console, supervise: Callable[[Path], Sequence[str]] = supervise_command
+) -> ExitStatus:
     """Run the whole demo; returns FINISHED only when the report is written.
+
+    Args:
+        options: what to run and where.
+        console: where progress is shown.
+        supervise: command line of the supervisor for a run folder.
 
     Raises:
         UserError: something is missing or a role keeps failing.
@@ -49,7 +56,7 @@ def run_demo(options: DemoOptions, *, console: Console) -> ExitStatus:
         console.print(text, highlight=False, soft_wrap=True)
     run_dir = Path(loaded.config.run.dir)
     with _interruptible():
-        process = start_supervisor(run_dir, detach=False)
+        process = start_supervisor(run_dir, detach=False, command=supervise(run_dir))
         try:
             peak_gb = _watch(process, loaded.config, run_dir, console=console, begin=begin)
         except BaseException:

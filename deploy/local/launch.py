@@ -5,6 +5,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.local.control import read_state, running_state
@@ -51,12 +52,18 @@ def supervise(run_dir: Path, *, loaded: Loaded) -> ExitStatus:
     return supervisor.run()
 
 
-def start_supervisor(run_dir: Path, *, detach: bool) -> subprocess.Popen[bytes]:
+def supervise_command(run_dir: Path) -> list[str]:
+    """The command line of the supervisor of a prepared run folder."""
+    return [sys.executable, "-m", "deploy", "supervise", str(run_dir)]
+
+
+def start_supervisor(run_dir: Path, *, detach: bool, command: Sequence[str] | None = None) -> subprocess.Popen[bytes]:
     """Start `slipstream supervise RUN_DIR` in a session of its own and wait until it has written its state.
 
     Args:
         run_dir: a prepared run folder.
         detach: let it outlive this process; else it stops everything when this process dies.
+        command: in place of `supervise_command`.
 
     Raises:
         UserError: it ended at once, or said nothing within 20 s.
@@ -65,7 +72,7 @@ def start_supervisor(run_dir: Path, *, detach: bool) -> subprocess.Popen[bytes]:
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "deploy", "supervise", str(run_dir)],
+            command or supervise_command(run_dir),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -73,23 +80,35 @@ def start_supervisor(run_dir: Path, *, detach: bool) -> subprocess.Popen[bytes]:
             preexec_fn=None if detach else die_with_parent,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
-    deadline = time.monotonic() + START_DEADLINE_S
-    while time.monotonic() < deadline:
-        state = read_state(run_dir)
-        if state is not None and state["pid"] == process.pid:
+    try:
+        if _has_state(process, run_dir):
             if detach:
                 process.returncode = 0  # not waited for: it outlives this process
             return process
-        try:
-            process.wait(_POLL_S)
-        except subprocess.TimeoutExpired:
-            continue
-        break
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
     process.kill()
     raise UserError(
         f"the supervisor did not start: {' / '.join(tail(log_path, num_lines=3))} (see {log_path})",
         status=ExitStatus.FAILED,
     )
+
+
+def _has_state(process: subprocess.Popen[bytes], run_dir: Path) -> bool:
+    """Wait until the supervisor has written its state; False when it ended or the deadline passed first."""
+    deadline = time.monotonic() + START_DEADLINE_S
+    while time.monotonic() < deadline:
+        state = read_state(run_dir)
+        if state is not None and state["pid"] == process.pid:
+            return True
+        try:
+            process.wait(_POLL_S)
+        except subprocess.TimeoutExpired:
+            continue
+        return False
+    return False
 
 
 def wait_until_gone(run_dir: Path, *, deadline_s: float) -> bool:
