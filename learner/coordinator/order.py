@@ -66,6 +66,13 @@ class PromptOrder:
         """(pass, position) of the next draw."""
         return self._pass, self._position
 
+    @property
+    def done(self) -> bool:
+        """Whether the last pass has been drawn."""
+        return self._pass >= self._max_passes or (
+            self._pass == self._max_passes - 1 and self._position >= len(self._order)
+        )
+
     def next(self) -> Draw | None:
         """The next prompt, or None after the last pass, or when a whole pass was skipped."""
         empty_passes = 0

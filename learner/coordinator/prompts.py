@@ -38,7 +38,6 @@ class PromptPool:
     ) -> None:
         self._store = store
         self._prompts = train.prompts
-        self.exhausted = False
         self._is_quarantined = is_quarantined
         self._skip_after_solved = config.data.skip_after_solved
         held_out = evaluation.prompts if evaluation is not None else []
@@ -62,6 +61,7 @@ class PromptPool:
             skip=self._skips,
             position=position,
         )
+        self.exhausted = self._order.done and not self._redraws
 
     def __getitem__(self, prompt_id: str) -> Prompt:
         return self._by_id[prompt_id]
@@ -78,13 +78,14 @@ class PromptPool:
         """The next prompt with its pass and position, or None when the last pass is over."""
         while self._redraws:
             pass_number, position, row, prompt_id = self._redraws.pop()
+            self.exhausted = self._order.done and not self._redraws
             self._store.execute("DELETE FROM redraws WHERE id = ?", (row,))
             if prompt_id in self._by_id and not self._is_quarantined(prompt_id):
                 return self._by_id[prompt_id], pass_number, position
         drawn = self._order.next()
         self._store.put("order_position", list(self._order.position))
+        self.exhausted = drawn is None or self._order.done
         if drawn is None:
-            self.exhausted = True
             return None
         return self._prompts[drawn.row], drawn.pass_number, drawn.position
 
