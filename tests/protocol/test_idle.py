@@ -16,7 +16,7 @@ class Time:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["working", "a", "b"]), st.floats(0.0, 50.0)), max_size=30), st.floats(1, 200)
+    st.lists(st.tuples(st.sampled_from(["working", "a", "b"]), st.floats(0.5, 50.0)), max_size=30), st.floats(1, 200)
 )
 def test_fractions_sum_to_one_over_any_window(spans, window):
     time = Time()
@@ -27,7 +27,7 @@ def test_fractions_sum_to_one_over_any_window(spans, window):
         time.now += seconds
         booked[cause] = booked.get(cause, 0.0) + seconds
     assert sum(clock.fractions(window).values()) == pytest.approx(1.0)
-    assert clock.totals() == pytest.approx({**{c: 0.0 for c in clock.totals()}, **booked})
+    assert {cause: s for cause, s in clock.totals().items() if s > 0.0} == pytest.approx(booked)
 
 
 def test_causes_nest_and_come_back():

@@ -65,7 +65,7 @@ def test_b18_other_sampling_parameters_than_the_leases_are_refused(leased):
 
 
 def test_b41_an_aborted_answer_is_never_trained(leased):
-    h, generator, rewardd, lease = leased
+    h, _, rewardd, lease = leased
     assert "unfinished" in refused(h, rewardd, *answer(lease, 0, finish_reason="aborted"))
     assert h.summary()["in_flight"] == h.summary()["issued"]
 

@@ -65,7 +65,7 @@ def test_a_flipped_bit_is_noticed(tmp_path):
 def test_segments_rotate_and_only_unneeded_ones_are_deleted(tmp_path):
     journal = Journal(tmp_path, segment_bytes=1000)
     locations = [journal.append({"versions": np.zeros(200, "<i4")}) for _ in range(6)]
-    assert len({location.segment for location in locations}) == len(journal.segments()) > 3
+    assert len({location.segment for location in locations}) == len(journal.segments()) == 3
     kept = locations[1].segment
     journal.delete_except([kept])
     assert journal.segments() == [kept, journal.active_segment]
@@ -76,10 +76,8 @@ def test_segments_rotate_and_only_unneeded_ones_are_deleted(tmp_path):
 
 
 def test_a_network_file_system_is_refused_with_the_fix(tmp_path, monkeypatch):
-    partitions = [
-        SimpleNamespace(mountpoint="/", fstype="ext4"),
-        SimpleNamespace(mountpoint=str(tmp_path), fstype="nfs4"),
-    ]
+    mounts = {"/": "ext4", str(tmp_path): "nfs4"}
+    partitions = [SimpleNamespace(mountpoint=path, fstype=kind) for path, kind in mounts.items()]
     monkeypatch.setattr(schema.psutil, "disk_partitions", lambda all: partitions)
     with pytest.raises(UserError, match=r"network file system \(nfs4.*local disk"):
         schema.open_database(tmp_path / "run" / "ledger.sqlite")
@@ -145,6 +143,7 @@ def test_b79_changed_data_is_refused_or_restarts_the_pass(build, tmp_path):
         h.crash()
     h.config = make_config(tmp_path, **{"data.on_change": "restart_pass"})
     h.crash()
+    h.turn()
     assert h.coordinator.pool.position == (0, 0)
     assert h.summary()["balanced"]
     h.config = make_config(tmp_path, **{"run.seed": 7})
