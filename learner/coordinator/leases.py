@@ -21,6 +21,7 @@ from protocol.messages import HandBack, Heartbeat, Lease, LeaseGrant, PartialAns
 
 Arrays = Mapping[str, NDArray[np.generic]]
 PARTIAL_ARRAYS = {"token_ids": "<i4", "logp_behaviour": "<f4", "versions": "<i4"}
+ORDERLY_REASONS = ("", "cancelled", "draining")
 SHARE_SLACK = 1.5
 
 
@@ -305,18 +306,23 @@ class LeaseDesk:
     # ------------------------------------------------------------ tokens handed back
 
     def hand_back(self, member: Member, body: HandBack, arrays: Arrays, *, now: float) -> str:
-        """Takes back unfinished slots with their tokens; returns what was counted, for the Ack."""
+        """Takes back unfinished slots with their tokens; returns what was counted, for the Ack.
+
+        Any reason but the orderly ones is a failed attempt: a prompt that no engine can answer ends (B39).
+        """
+        failed = "" if body.reason in ORDERLY_REASONS else "handed_back"
         group = self._ledger.group(body.group_id)
         sizes = {p.slot: p.num_tokens for p in body.partial}
         kept = returned = 0
         for number in body.slots:
             slot = group.slots[number] if group is not None and 0 <= number < len(group.slots) else None
-            if slot is None or slot.attempt != body.attempt or slot.state == "answered":
+            live = self._ledger.group(body.group_id) is not None  # an earlier failed slot may have ended it
+            if slot is None or not live or slot.attempt != body.attempt or slot.state == "answered":
                 continue
             partial = self._partial_of(slot, sizes.get(number, 0), arrays)
             kept += partial is not None
             if slot.state == "leased" and slot.holder == member.key:
-                self._ledger.release(slot, now=now, partial=partial, cancel=False)
+                self._ledger.release(slot, now=now, failed=failed, partial=partial, cancel=False)
                 returned += 1
             elif slot.state == "open" and partial is not None:
                 self._ledger.keep_partial(slot, partial)

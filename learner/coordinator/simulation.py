@@ -337,7 +337,7 @@ class _Simulation:
             prefix + "versions": versions,
         }
         partial = m.PartialAnswer(group_id=key[0], slot=key[1], num_tokens=len(versions))
-        body = m.HandBack(group_id=key[0], attempt=key[2], slots=[key[1]], partial=[partial], reason="moved")
+        body = m.HandBack(group_id=key[0], attempt=key[2], slots=[key[1]], partial=[partial], reason="cancelled")
         self._send(generator.key, body, arrays)
         self._ask_lease(generator)
 

@@ -77,7 +77,7 @@ def test_b38_duplicates_unknown_and_late_attempts_count_once(leased):
     assert h.ask(rewardd, *answer(lease, 7)).status == "unknown"
     stranger = m.Lease(**{f: getattr(lease, f) for f in lease.__struct_fields__} | {"group_id": 10_000})
     assert h.ask(rewardd, *answer(stranger, 0)).status == "unknown"
-    h.ask(generator, m.HandBack(group_id=lease.group_id, attempt=1, slots=[1], reason="drain"))
+    h.ask(generator, m.HandBack(group_id=lease.group_id, attempt=1, slots=[1], reason="draining"))
     second = next(x for x in h.lease(generator) if x.group_id == lease.group_id)
     assert second.attempt == 2
     assert h.ask(rewardd, *answer(lease, 1)).status == "accepted"  # the first attempt finished after all

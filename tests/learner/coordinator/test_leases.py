@@ -75,7 +75,7 @@ def test_handed_back_tokens_survive_a_crash_and_move_with_the_lease(build):
         prefix + "versions": np.zeros(3, "<i4"),
     }
     partial = m.PartialAnswer(group_id=lease.group_id, slot=0, num_tokens=3)
-    h.ask(a, m.HandBack(group_id=lease.group_id, attempt=1, slots=[0], partial=[partial], reason="drain"), arrays)
+    h.ask(a, m.HandBack(group_id=lease.group_id, attempt=1, slots=[0], partial=[partial], reason="draining"), arrays)
     h.crash()
     b = h.join("generator", "b")
     h.give(b, m.LeaseRequest(max_slots=1, policy_version=0))
@@ -196,3 +196,12 @@ def test_oldest_first_and_an_expired_group_lets_others_go_by(build, overtaken):
         assert {item.group_id for item in plan.items} == {2, 3}
         h.ask(trainer, trained(plan))
     assert h.summary()["balanced"]
+
+
+def test_a_prompt_that_no_engine_can_answer_is_retired(build):
+    h = build(**{"coordinator.max_attempts": 3})
+    generator = h.join("generator", "g")
+    for attempt in range(1, 4):
+        lease = next(x for x in h.lease(generator) if x.group_id == 1)
+        h.ask(generator, m.HandBack(group_id=1, attempt=attempt, slots=lease.slots, reason="engine refused it"))
+    assert h.summary()["retired"] == 2 and h.summary()["balanced"]

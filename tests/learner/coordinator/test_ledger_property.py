@@ -91,7 +91,7 @@ class LedgerMachine(RuleBasedStateMachine):
         picked = self.pick(number)
         if picked is not None:
             lease, slot = picked
-            body = m.HandBack(group_id=lease.group_id, attempt=lease.attempt, slots=[slot], reason="drain")
+            body = m.HandBack(group_id=lease.group_id, attempt=lease.attempt, slots=[slot], reason="draining")
             assert isinstance(self.h.ask(f"{generator}/1", body), m.Ack)
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 11.0]))
