@@ -28,6 +28,7 @@ _STATEMENT = re.compile(
     r"|\banswers?\b\**\s*:\**\s*|\bfinal\s+answer\b[*:#_ \t]*\n",
     re.I,
 )
+_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|\?")
 _CONCLUSION = re.compile(
     r"\b(?:therefore|thus|hence|so|in conclusion|conclude|finally|in total|we get|we have|this gives)\b", re.I
 )
@@ -162,6 +163,9 @@ def _statement(text: str) -> str:
 def from_statement(text: str) -> Extraction:
     """`the answer is ...`, else the last formula or the only number of a concluding sentence."""
     tail = text[-4000:]
+    alone = text.strip() if len(text) < 200 else ""
+    if alone and len(alone) <= 80 and "\n" not in alone and not _PROSE.search(alone):
+        return Extraction((alone,))
     statements = list(_STATEMENT.finditer(tail))
     last = statements[-1] if statements else None
     if last is not None and re.search(r"answer|solution|result", last[0], re.I):

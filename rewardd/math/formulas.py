@@ -51,6 +51,9 @@ class FormulaParser(TokenReader):
     def listing(self) -> Node:
         raise NotImplementedError
 
+    def item(self) -> Node:
+        raise NotImplementedError
+
     def group(self, opening: str) -> Node:
         raise NotImplementedError
 
@@ -77,7 +80,8 @@ class FormulaParser(TokenReader):
             terms.append(PlusMinus(plus_minus, term) if plus_minus else term)
             if not self.at("+", "-", "pm", "mp"):
                 break
-        return terms[0] if len(terms) == 1 else Add(tuple(terms))
+        node = terms[0] if len(terms) == 1 else Add(tuple(terms))
+        return div(node, self.nested(self.sum)) if self.accept("over") else node
 
     def product(self) -> Node:
         node = self.factor()
@@ -117,7 +121,7 @@ class FormulaParser(TokenReader):
         if token.kind == "op":
             if token.text == "|":
                 return self.bars == 0
-            modulus = token.text == "(" and self.peek(1).text in ("mod", "bmod")
+            modulus = token.text == "(" and (self.peek(1).text in ("mod", "bmod") or self.peek(1).kind == "word")
             return token.text in ("(", "{", "[") and not modulus and not self.closes_outward()
         if token.kind == "esc":
             return False
@@ -192,7 +196,7 @@ class FormulaParser(TokenReader):
         if token.kind == "num" and token.text:
             rest = token.text[1:]
             if rest:
-                if not rest.isdigit():
+                if not token.text.isdigit():
                     raise Unparsed("a decimal as unbraced argument")
                 self.tokens[self.pos] = Token("num", rest, False, Fraction(rest))
             else:
@@ -336,7 +340,7 @@ class FormulaParser(TokenReader):
         if name == "sqrt":
             return self.root()
         if name == "binom":
-            return Fn("binom", self.arguments()) if self.accept("(") else self.binomial()
+            return self.binomial()
         power: Node | None = None
         base: Node | None = None
         while self.at("^", "_"):
@@ -345,6 +349,8 @@ class FormulaParser(TokenReader):
             else:
                 base = self.exponent()
         args = self.function_arguments()
+        if len(args) != 1 and name not in ("gcd", "lcm", "max", "min"):
+            raise Unparsed(f"{name} of {len(args)} arguments")
         if name == "lg":
             name, base = "log", Num(Fraction(10))
         if name in ("log", "ln") and base is not None:
@@ -410,6 +416,11 @@ class FormulaParser(TokenReader):
         return div(top, self.argument())
 
     def binomial(self) -> Node:
+        if self.accept("("):
+            pair = self.arguments()
+            if len(pair) != 2:
+                raise Unparsed("a binomial coefficient")
+            return Fn("binom", pair)
         top = self.argument()
         return Fn("binom", (top, self.argument()))
 
@@ -435,9 +446,7 @@ class FormulaParser(TokenReader):
 
     def environment(self) -> Node:
         name = self.braced_word()
-        if name == "cases":
-            raise Unparsed("cases")
-        if name not in MATRICES:
+        if name not in MATRICES and name != "cases":
             raise Unparsed(f"environment {name!r}")
         if name == "array" and self.accept("{"):
             while not self.accept("}"):
@@ -450,7 +459,9 @@ class FormulaParser(TokenReader):
                 self.pos += 1
                 self.braced_word()
                 break
-            row.append(self.nested(self.sum))
+            row.append(self.nested(self.item if name == "cases" else self.sum))
+            if name == "cases" and self.peek().kind == "sep":
+                self.pos += 1
             if self.accept("&"):
                 continue
             rows.append(tuple(row))
@@ -461,6 +472,8 @@ class FormulaParser(TokenReader):
                 raise Unparsed("a matrix cell")
         if not rows or len({len(r) for r in rows}) != 1:
             raise Unparsed("a ragged matrix")
+        if name == "cases" and len(rows[0]) == 1:
+            return Listing(tuple(cell for (cell,) in rows), "and")
         return Matrix(tuple(rows))
 
     def braced_word(self) -> str:

@@ -41,7 +41,7 @@ _TOKEN = re.compile(
     |(?P<op>[-+*/^_=<>!|(){}\[\]:%',;&?"])""",
     re.X | re.S,
 )
-_TEXT_TOKEN = re.compile(r"(?P<word>[A-Za-z]+(?:[.'-](?=[A-Za-z])[A-Za-z]+)*)|(?P<other>[^A-Za-z]+)")
+_BEFORE_LETTER = frozenset("(=<>+-[,:")
 
 
 def _number(digits: str) -> Fraction:
@@ -193,7 +193,9 @@ class Lexer:
             emit(Token("cmd", PLAIN_COMMANDS[word], blank))
         elif word in FUNCTIONS and not (word in ("min", "deg", "arg", "dim") and previous.kind == "num"):
             emit(Token("cmd", word, blank))
-        elif text_mode:
+        elif text_mode and not (
+            len(word) == 1 and (previous.kind in ("end", "sep") or previous.text in _BEFORE_LETTER)
+        ):
             emit(Token("word", word, blank))
         elif len(word) == 1:
             emit(Token("sym", word, blank))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import msgspec
@@ -219,6 +219,28 @@ def symbols(node: Node) -> set[str]:
     if isinstance(node, BigOp):
         found.discard(node.var)
     return found
+
+
+def renamed(node: Node, old: str, new: str) -> Node:
+    """The tree with one variable renamed."""
+    if old == new:
+        return node
+    if isinstance(node, Sym):
+        return Sym(new) if node.name == old else node
+    return rebuilt(node, lambda child: renamed(child, old, new))
+
+
+def rebuilt(node: Node, change: Callable[[Node], Node]) -> Node:
+    """The node with `change` applied to its direct children."""
+    fields: dict[str, object] = {}
+    for name in node.__struct_fields__:
+        value = getattr(node, name)
+        if isinstance(value, Node):
+            value = change(value)
+        elif isinstance(value, tuple):
+            value = tuple(change(item) if isinstance(item, Node) else item for item in value)
+        fields[name] = value
+    return msgspec.structs.replace(node, **fields)
 
 
 def neg(node: Node) -> Node:

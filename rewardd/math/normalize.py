@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_ENDINGS = ".,;:"
+_ENDINGS = ".,;:?"
 _MAX_LAYERS = 20
 _SUPER = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "0123456789+-=()ni", strict=True))
 _SUB = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₙᵢ", "0123456789+-=()ni", strict=True))
@@ -146,6 +146,11 @@ _COMMENT_SPACE = re.compile(
 )
 _ALIGNED = re.compile(r"\\(?:begin|end)\s*\{(?:aligned|align\*?|gathered|split|equation\*?|gather\*?)\}")
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
+_COLOUR = re.compile(r"\\(?:text)?color\s*\{[A-Za-z]+\}|\\(?:underline|ensuremath|mathopen|mathclose)(?![A-Za-z])")
+_UNIT_FRAC = re.compile(
+    r"\\frac\s*\{\s*\\(?:text|mathrm)\{\s*(\w+)\s*\}\s*\}\s*"
+    r"\{\s*\\(?:text|mathrm)\{\s*(\w+)\s*\}\s*((?:\^\{?\d\}?)?)\s*\}"
+)
 _FRAC = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _BOX = re.compile(r"^\\(?:boxed|fbox|framebox|mathbox)\s*\{")
 _EQUALS_BOX = re.compile(r"=\s*\\(?:boxed|fbox)\s*\{")
@@ -158,7 +163,8 @@ _LABEL = re.compile(
     re.I,
 )
 _TEXT_LABEL = re.compile(
-    r"^\\(?:text|textbf|mathrm|mbox|textrm)\s*\{\s*(?:the\s+)?(?:final\s+)?(?:answer|ans|result)\s*(?:is)?\s*[:=]?\s*\}\s*[:=]?\s*",
+    r"^\\(?:text|textbf|mathrm|mbox|textrm)\s*\{[^{}=]*[A-Za-z]{2}[^{}=]*\}\s*=\s*"
+    r"|^\\(?:text|textbf|mathrm|mbox|textrm)\s*\{\s*(?:the\s+)?(?:final\s+)?(?:answer|ans|result)\s*(?:is)?\s*[:=]?\s*\}\s*[:=]?\s*",
     re.I,
 )
 _END_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm)\s*\{\s*[.,;:]*\s*\}$")
@@ -201,7 +207,7 @@ def clean(text: str) -> str:
         text = _MATH_MARKS.sub(lambda m: m[0][:2] if m[0].startswith("\\\\") else " ", text)
         text = _SIZING.sub(" ", text)
         text = _COMMENT_SPACE.sub(" ", text)
-        text = _FRAC.sub(r"\\frac", text)
+        text = _COLOUR.sub("", _UNIT_FRAC.sub(r"\\text{\1}/\\text{\2}\3", _FRAC.sub(r"\\frac", text)))
         if "\\begin" in text and _ALIGNED.search(text):
             text = _ALIGNED.sub(" ", text)
             text = text if "\\begin" in text else text.replace("&", " ")

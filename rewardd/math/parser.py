@@ -11,6 +11,7 @@ from rewardd.math.lexer import Token
 from rewardd.math.nodes import (
     Builder,
     Congruence,
+    Fn,
     Group,
     Listing,
     Mul,
@@ -83,6 +84,7 @@ class Parser(FormulaParser):
     def item(self) -> Node:
         while self.peek().kind == "word" and self.peek().text.lower() in FILLERS:
             self.pos += 1
+        self.accept("approx")
         named = self.function_label()
         if named is not None:
             return named
@@ -181,17 +183,25 @@ class Parser(FormulaParser):
             if word in units.MULTIPLIERS:
                 self.pos += 1
                 node = _times(node, Fraction(units.MULTIPLIERS[word]))
-            elif word in units.PERCENT_WORDS:
-                self.pos += 1
-                node = Percent(node)
-            elif word == "per" and self.peek(1).text == "cent":
-                self.pos += 2
+            elif word in units.PERCENT_WORDS or (word == "per" and self.peek(1).text == "cent"):
+                if isinstance(node, Percent):
+                    raise Unparsed("percent twice")
+                self.pos += 2 if word == "per" else 1
                 node = Percent(node)
             else:
                 return self.unit(node)
+        self.skip_remark()
         if self.at("mathrm") or (self.peek().kind == "esc" and self.peek().text == "$"):
             self.pos += 1
         return node
+
+    def skip_remark(self) -> None:
+        """Passes over words in brackets, `4 (four)`; alternatives and conditions stay and make the text unreadable."""
+        end = 1
+        while self.peek(end).kind == "word" and self.peek(end).text.lower() not in STOP_WORDS:
+            end += 1
+        if self.at("(") and end > 1 and self.peek(end).text == ")":
+            self.pos += end + 1
 
     def unit(self, node: Node) -> Node:
         size: tuple[Fraction, units.Dims] = (Fraction(1), ())
@@ -297,6 +307,12 @@ def _labelled_point(node: Node) -> Node:
 
 
 def _is_label(node: Node) -> bool:
+    """A name: `x`, `(x, y)`, a segment `AB` or its length `|AB|`."""
+    if isinstance(node, Fn) and node.name == "abs":
+        node = node.args[0]
+        return isinstance(node, Mul) and _is_label(node)
+    if isinstance(node, Mul):
+        return len(node.factors) <= 4 and all(isinstance(f, Sym) and f.name[0].isupper() for f in node.factors)
     if isinstance(node, Sym):
         return True
     return isinstance(node, Group) and all(isinstance(item, Sym) for item in node.items)

@@ -7,15 +7,22 @@ from functools import lru_cache
 
 import msgspec
 
-from rewardd.math import words
+from rewardd.math import shapes, words
 from rewardd.math.errors import Hedge, TooComplex, Unparsed
-from rewardd.math.nodes import Node, Opaque, Text
+from rewardd.math.nodes import NamedSet, Node, Opaque, SetOf, SetOp, Text
 from rewardd.math.normalize import canonical, clean
 from rewardd.math.parser import Parser
 
 MAX_LENGTH = 2000
 _COMMA_NUMBER = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]|\.\d*,)")
 _PLAIN_THOUSANDS = re.compile(r"(?<![\d.])(\d{1,3})((?:,\d{3})+)(?!\d)")
+_PARAMETER = re.compile(
+    r"(?:\s|\\[ ,;])*(?:,|;|\(|\\quad|\\text\s*\{\s*(?:,|for|where)?[^{}]*\})"
+    r"[\s\\,;(]*([A-Za-z])\s*\\in\s*\\mathbb\s*\{?[ZN]\}?\s*\)?$"
+)
+_EXCEPT = re.compile(
+    r"(?:all |the )?real numbers (?:except|other than|not equal to)(?: for)?\s*(?:x\s*=\s*)?(.+)", re.I
+)
 _OPENING = re.compile(r"\(|\[|\\\{|\\langle|\\lbrace|\\begin")
 _CLOSING = re.compile(r"\)|\]|\\\}|\\rangle|\\rbrace|\\end")
 
@@ -27,6 +34,7 @@ class Reading(msgspec.Struct, frozen=True):
     key: str
     nodes: tuple[Node, ...] = ()
     problem: str = ""
+    parameter: str = ""
 
 
 def _merge_thousands(text: str) -> str:
@@ -52,6 +60,9 @@ def _parse(text: str) -> Node:
             return words.make_choice(letter, words.read_words(rest) or Parser(rest).answer())
         except Unparsed:
             return words.make_choice(letter, Text(rest.lower()))
+    hole = _EXCEPT.fullmatch(words.plain(text)) if "real" in text else None
+    if hole is not None:
+        return SetOp("minus", NamedSet("R"), SetOf(shapes.members(Parser(hole[1]).answer())))
     node = words.read_words(text)
     return node if node is not None else Parser(text).answer()
 
@@ -64,6 +75,11 @@ def read(text: str) -> Reading:
     key = canonical(cleaned)
     if not key:
         return Reading(text, key, (), "no_answer")
+    parameter = ""
+    if (condition := _PARAMETER.search(cleaned)) and re.search(
+        rf"(?<![A-Za-z\\]){condition[1]}", cleaned[: condition.start()]
+    ):
+        parameter, cleaned = condition[1], cleaned[: condition.start()]
     spellings = [cleaned]
     if "," in cleaned:
         merged = _merge_thousands(cleaned)
@@ -82,7 +98,7 @@ def read(text: str) -> Reading:
             problem = problem or "unparsed"
     if not nodes and problem == "unparsed":
         nodes.append(Opaque(key))
-    return Reading(text, key, tuple(nodes), problem)
+    return Reading(text, key, tuple(nodes), problem, parameter)
 
 
 @lru_cache(maxsize=4096)

@@ -32,6 +32,7 @@ from rewardd.math.nodes import (
     neg,
 )
 
+MAX_INTEGERS = 100
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 Equal = Callable[[Node, Node], bool | None]
 
@@ -167,6 +168,18 @@ def same(left: RealSet, right: RealSet, equal: Equal) -> bool:
     )
 
 
+def integers(parts: RealSet, equal: Equal) -> RealSet:
+    """The integers in a bounded set as single points; raises Unclear for an unbounded one."""
+    result: RealSet = ()
+    for part in normalise(parts, equal):
+        if not (math.isfinite(part.low) and math.isfinite(part.high)) or part.high - part.low > MAX_INTEGERS:
+            raise Unclear("too many integers")
+        for value in range(math.floor(part.low), math.ceil(part.high) + 1):
+            point = of_interval(Num(Fraction(value)), True, Num(Fraction(value)), True)
+            result += intersect(point, (part,), equal)
+    return result
+
+
 _BRACKETS = {"(": False, "[": True, "]": False}
 _CLOSERS = {")": False, "]": True, "[": False}
 
@@ -191,8 +204,13 @@ def of_node(node: Node, equal: Equal) -> RealSet:
     if isinstance(node, Relation):
         return _of_relation(node, equal)
     if isinstance(node, Builder):
-        names = {n.name for n in (node.element, *getattr(node.element, "sides", ())) if isinstance(n, Sym)}
-        if names and not isinstance(node.condition, Named):
+        element = node.element
+        if isinstance(element, Relation) and element.ops == ("in",):
+            domain = element.sides[1]
+            if domain in (NamedSet("Z"), NamedSet("N")):
+                return integers(of_node(node.condition, equal), equal)
+            return intersect(of_node(domain, equal), of_node(node.condition, equal), equal)
+        if isinstance(element, Sym) and not isinstance(node.condition, Named):
             return of_node(node.condition, equal)
     if isinstance(node, Listing):
         return _of_listing(node, equal)

@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Callable
 from fractions import Fraction
 
-import msgspec
-
 from rewardd.math import exact
 from rewardd.math.nodes import (
     MINUS_ONE,
@@ -35,6 +33,7 @@ from rewardd.math.nodes import (
     children,
     mul,
     neg,
+    rebuilt,
     symbols,
     walk,
 )
@@ -132,15 +131,7 @@ def signed(node: Node, sign: int) -> Node:
         return inner if node.sign * sign > 0 else neg(inner)
     if not any(isinstance(n, PlusMinus) for n in walk(node)):
         return node
-    fields = {}
-    for name in node.__struct_fields__:
-        value = getattr(node, name)
-        if isinstance(value, Node):
-            value = signed(value, sign)
-        elif isinstance(value, tuple):
-            value = tuple(signed(item, sign) if isinstance(item, Node) else item for item in value)
-        fields[name] = value
-    return msgspec.structs.replace(node, **fields)
+    return rebuilt(node, lambda child: signed(child, sign))
 
 
 def members(node: Node) -> tuple[Node, ...]:
@@ -148,7 +139,7 @@ def members(node: Node) -> tuple[Node, ...]:
     if not isinstance(node, Group | SetOf | Listing):
         return (node,)
     items = node.items
-    labels = {item.label for item in items if isinstance(item, Named)}
+    labels = {root_name(item.label) for item in items if isinstance(item, Named)}
     if isinstance(node, Listing | SetOf) and len(labels) == 1:
         items = tuple(item.value if isinstance(item, Named) else item for item in items)
     flat: list[Node] = []
@@ -166,6 +157,11 @@ def named_items(node: Node) -> dict[Node, Node] | None:
         return None
     found = {item.label: item.value for item in node.items if isinstance(item, Named)}
     return found if len(found) == len(node.items) > 1 else None
+
+
+def root_name(label: Node) -> Node:
+    """`x_1` as `x`: numbered solutions of one unknown."""
+    return Sym(label.name.split("_")[0]) if isinstance(label, Sym) else label
 
 
 def in_name_order(node: Node, items: dict[Node, Node]) -> Node:

@@ -27,6 +27,7 @@ from rewardd.math.nodes import (
     Quantity,
     Ratio,
     Relation,
+    SetOf,
     SetOp,
     Sym,
     Text,
@@ -55,6 +56,7 @@ from rewardd.math.shapes import (
     named_items,
     quantity,
     ratio_items,
+    root_name,
     unwrap,
 )
 
@@ -219,10 +221,12 @@ class Comparison:
             if assignments.keys() != given.keys():
                 return self.no("different")
             return both([self.equal(assignments[name], given[name]) for name in assignments])
+        named, other = (assignments, answer) if assignments else (given, gold)
+        if named and isinstance(other, Listing | SetOf) and len({root_name(label) for label in named}) == 1:
+            return self.unordered(members(gold), members(answer))
         if assignments or given:
             gold = in_name_order(gold, assignments) if assignments else gold
             answer = in_name_order(answer, given) if given else answer
-            assignments = given = None
         gold, answer = column(gold), column(answer)
         if isinstance(gold, Group) and isinstance(answer, Group):
             return self.groups(gold, answer)

@@ -17,7 +17,7 @@ MAX_DEPTH = 12
 _TIMEOUT_S = 5
 _FORBIDDEN = re.compile(
     r"\\(?:int|iint|oint|lim|sum|prod|det|binom|dbinom|tbinom|gcd|lcm|limsup|liminf|begin|newcommand|def|input|text"
-    r"|operatorname|circ|%)(?![A-Za-z])|!|\^\s*\{?[^{}\^]*\^|\d{16,}|[\"'`@#;~]|__|\\\\"
+    r"|operatorname|circ|l?dots|cdots|%)(?![A-Za-z])|!|\^\s*\{?[^{}\^]*\^|\d{16,}|[\"'`@#;~]|__|\\\\"
 )
 _EXPONENT = re.compile(r"\^\s*(?:\{([^{}]*)\}|(\S))")
 _DEGREE = re.compile(r"\\sqrt\s*\[([^\]]*)\]")

@@ -10,7 +10,7 @@ import msgspec
 from rewardd.math import symbolic
 from rewardd.math.errors import TooComplex, Undefined, VerifierFault
 from rewardd.math.extract import Extraction, FinalAnswer, extract
-from rewardd.math.nodes import Listing, Node, Opaque
+from rewardd.math.nodes import Listing, Node, Opaque, renamed
 from rewardd.math.reading import Reading, read, read_gold
 from rewardd.math.structure import Comparison
 
@@ -137,6 +137,8 @@ def _compare(found: Extraction, gold: Reading, shown: str, exact_only: bool) -> 
     reason = problem or "different"
     undecided = False
     used_symbolic = False
+    if len(parts) == 1 and gold.parameter and parts[0].parameter:
+        answers = [renamed(answer, parts[0].parameter, gold.parameter) for answer in answers]
     for expected in gold.nodes:
         for answer in answers:
             verdict, reason = _compare_nodes(expected, answer, symbolic_stage=False)

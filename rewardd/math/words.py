@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from rewardd.math.nodes import Choice, Listing, NamedSet, Node, Num, SetOf, Sym, Text
+from rewardd.math.nodes import Choice, Const, Listing, NamedSet, Node, Num, SetOf, Sym, Text
 from rewardd.math.vocabulary import FUNCTIONS, NUMBER_WORDS, SYMBOL_WORDS
 
 _WRAPPER = re.compile(
@@ -47,6 +47,8 @@ def read_choice(source: str) -> tuple[str, str] | None:
         return (lower[1].upper(), "") if lower else None
     letter = match[1] or match[3] or match[5]
     rest = match[2] or match[4] or match[6] or ""
+    if re.match(r"(?:and|or|,)\b", rest):
+        return None
     return letter, rest.strip()
 
 
@@ -56,7 +58,7 @@ def read_words(source: str) -> Node | None:
     if not _WORDS.fullmatch(text) or len(text) > 400:
         return None
     wrapped = "\\text" in source or "\\mathrm" in source or "\\mbox" in source
-    if not wrapped and "\\" in source:
+    if (not wrapped and "\\" in source) or len(text) == 1:
         return None
     letters = re.findall(r"[^\W\d_]+", text)
     if len(letters) == 1 and not wrapped and not _is_word(letters[0]):
@@ -84,12 +86,14 @@ def _is_word(word: str) -> bool:
 def _one(text: str) -> Node:
     bare = text.strip(" .,:!?'\"-`*")
     if len(bare) == 1:
-        return Sym(bare)
+        return Const(bare) if bare in "ei" else Sym(bare)
     lower = re.sub(r"\s+", " ", _ARTICLE.sub(" ", bare.lower().replace("-", " ").replace(".", ""))).strip()
     if _NO_SOLUTION.fullmatch(lower):
         return SetOf(())
     if _ALL_REALS.fullmatch(lower):
         return NamedSet("R")
+    if lower in ("infinity", "infinite", "positive infinity"):
+        return Const("inf")
     if lower in NUMBER_WORDS:
         return Num(Fraction(NUMBER_WORDS[lower]))
     return Text(_SYNONYMS.get(lower, lower) or bare.lower())

@@ -237,8 +237,11 @@ CASES: dict[str, list[tuple[str, str, bool]]] = {
         (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}", False),
         (r"\begin{pmatrix}1&0\\0&1\end{pmatrix}", r"\begin{pmatrix}1.0&0\\0&\frac{2}{2}\end{pmatrix}", True),
         (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix} 1 & 2 \cr 3 & 4 \end{pmatrix}", True),
-        (r"\begin{pmatrix}\cos\theta&-\sin\theta\\\sin\theta&\cos\theta\end{pmatrix}",
-         r"\begin{pmatrix}\cos\theta&\sin\theta\\-\sin\theta&\cos\theta\end{pmatrix}", False),
+        (
+            r"\begin{pmatrix}\cos\theta&-\sin\theta\\\sin\theta&\cos\theta\end{pmatrix}",
+            r"\begin{pmatrix}\cos\theta&\sin\theta\\-\sin\theta&\cos\theta\end{pmatrix}",
+            False,
+        ),
         (r"2\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}2&4\\6&8\end{pmatrix}", True),
         (r"\begin{pmatrix}1/2&0\\0&1\end{pmatrix}", r"\frac12\begin{pmatrix}1&0\\0&2\end{pmatrix}", True),
     ],
