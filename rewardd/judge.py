@@ -7,6 +7,7 @@ lane come out right before its first task is scored.
 import hashlib
 import logging
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from time import monotonic
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from protocol.config.services import RewarddSection
 from protocol.logs import event
 from rewardd.canary import CanaryBoard
-from rewardd.pool import Pool
+from rewardd.pool import Pool, wait_readable
 from rewardd.scorers import Lane, Outcome, Scorer, Task, make_scorers
 from rewardd.worker import judge as judge_inline
 
@@ -108,6 +109,18 @@ class Judge:
             interval_s=section.canary_s,
         )
         self._start_round(lane)
+
+    def prove(self, lane: Lane, *, deadline_s: float, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Score the known pairs of a lane before anything is promised to anyone; False at the deadline or a stop."""
+        self.start(lane)
+        end = monotonic() + deadline_s
+        while not self.serves(lane):
+            self.turn()
+            if stopped() or monotonic() >= end:
+                event(log, logging.CRITICAL, "scorers not proved", lane=lane, problems=str(self.problems()))
+                return False
+            wait_readable(self.fds(), self.wait_s())
+        return True
 
     def serves(self, lane: Lane) -> bool:
         """Whether the known pairs of a lane have come out right."""

@@ -20,7 +20,6 @@ from protocol.messages import AnyBody, Heartbeat, HeartbeatAck, Hello, Refused, 
 from protocol.sockets import Client, Peer, Received, Server, make_hello
 from protocol.versions import tokenizer_hash
 from rewardd.judge import CanaryFailed, Judge
-from rewardd.pool import wait_readable
 from rewardd.service import RewardService
 
 log = logging.getLogger(__name__)
@@ -98,8 +97,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
-            if not self._prove():
-                return ExitStatus.UNHEALTHY
+            if not self._judge.prove("math", deadline_s=CANARY_DEADLINE_S, stopped=lambda: self._stop_signals > 0):
+                return ExitStatus.STOPPED if self._stop_signals else ExitStatus.UNHEALTHY
             self._join()
             self._state = "serving"
             return self._serve()
@@ -107,18 +106,6 @@ class Daemon:
             return ExitStatus.UNHEALTHY
         finally:
             self._close()
-
-    def _prove(self) -> bool:
-        """Score the known math pairs before anything is promised to anyone."""
-        self._judge.start("math")
-        end = monotonic() + CANARY_DEADLINE_S
-        while not self._judge.serves("math"):
-            self._judge.turn()
-            if self._stop_signals or monotonic() >= end:
-                event(log, logging.CRITICAL, "math verifier not proved", problems=str(self._judge.problems()))
-                return False
-            wait_readable(self._judge.fds(), self._judge.wait_s())
-        return True
 
     def _join(self) -> None:
         """Bind, then tell the coordinator the address."""
@@ -162,9 +149,8 @@ class Daemon:
     def _turn(self) -> None:
         assert self._server is not None and self._client is not None
         idle = not self._service.num_held
-        self._clock.switch("waiting for trajectories" if idle else "working")
-        if self._service.num_held and not self._client.connected:
-            self._clock.switch("waiting for coordinator")
+        away = not self._client.connected
+        self._clock.switch("waiting for trajectories" if idle else "waiting for coordinator" if away else "working")
         wait_s = min(TURN_S, self._service.wait_s())
         for received in self._server.poll(wait_s, extra=[self._wake, *self._judge.fds()]):
             if isinstance(received.body, Trajectory):
@@ -187,9 +173,8 @@ class Daemon:
     def _answer_heartbeat(self, received: Received) -> None:
         assert self._server is not None and self._client is not None and self._client.welcome is not None
         known = self._client.last_ack or self._client.welcome
-        ack = HeartbeatAck(
-            policy_version=known.policy_version, published_version=known.published_version, run_state=known.run_state
-        )
+        versions = {"policy_version": known.policy_version, "published_version": known.published_version}
+        ack = HeartbeatAck(**versions, run_state=known.run_state)
         self._server.send(received.peer, ack, reply_to=received.envelope.msg_id)
 
     def _on_signal(self, number: int, frame: object) -> None:

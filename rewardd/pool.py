@@ -197,6 +197,8 @@ class Pool:
     def wait_s(self) -> float:
         """Longest time until `turn` has to be called without anything readable."""
         now = monotonic()
+        if self._queue and self._free(now):
+            return 0.0
         wait = 1.0
         for worker in self._workers:
             if worker.is_writing:
@@ -377,20 +379,23 @@ class Pool:
     def _dispatch(self, now: float) -> None:
         """Fill workers evenly, each up to `depth`; one that is stuck gets nothing more."""
         while self._queue:
-            free = [
-                worker
-                for worker in self._workers
-                if worker.ready
-                and len(worker.jobs) < self._depth
-                and not (worker.jobs and now - worker.since >= STUCK_S)
-                and not self._is_worn(worker)
-            ]
+            free = self._free(now)
             if not free:
                 return
             worker = min(free, key=lambda w: len(w.jobs))
             job = self._queue.popleft()
             if job.job_id in self._open:
                 worker.give(job, now)
+
+    def _free(self, now: float) -> list[_Worker]:
+        return [
+            worker
+            for worker in self._workers
+            if worker.ready
+            and len(worker.jobs) < self._depth
+            and not (worker.jobs and now - worker.since >= STUCK_S)
+            and not self._is_worn(worker)
+        ]
 
     def _take_back(self, worker: _Worker) -> None:
         """Queue again what waits behind the running job. Should the worker answer it all the same, the first of the

@@ -210,11 +210,10 @@ def make_scorers(section: RewarddSection) -> dict[str, Scorer]:
     Raises:
         UserError: a name that no installed package offers.
     """
-    offered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     scorers: dict[str, Scorer] = {name: factory(section) for name, factory in BUILT_IN.items()}
-    for key, name in section.scorers.items():
-        if name in scorers:
-            continue
+    others = {key: name for key, name in section.scorers.items() if name not in scorers}
+    offered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)} if others else {}
+    for key, name in others.items():
         if name not in offered:
             known = ", ".join(sorted({*BUILT_IN, *offered}))
             raise UserError(f"rewardd.scorers.{key} = {name}: no such scorer; installed are {known}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from protocol.config.tree import Config
 from protocol.messages import SamplingParams, Trajectory
 from tests.support.wait import wait_until
 
@@ -83,16 +84,42 @@ def write_config(folder: Path, *, coordinator: str, **rewardd: object) -> Path:
     return path
 
 
+def load(path: Path) -> Config:
+    """The configuration in a file of `write_config`."""
+    return Config.model_validate(yaml.safe_load(path.read_text()))
+
+
+class Process(subprocess.Popen[str]):
+    """A process whose first output line was its address."""
+
+    address: str
+
+
+@contextmanager
+def python(module: str, *args: str) -> Iterator[Process]:
+    """A Python module that prints its address first, killed at the end."""
+    process = Process([sys.executable, "-m", module, *args], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        process.address = process.stdout.readline().strip()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+
+
 @contextmanager
 def daemon(config: Path, *, name: str = "rewardd-0") -> Iterator[subprocess.Popen[str]]:
     """A reward daemon in a process of its own, killed at the end if it still runs."""
     code = (
-        "import sys, yaml\n"
-        "from protocol.config.tree import Config\n"
+        "import sys\n"
+        "from pathlib import Path\n"
         "from protocol.logs import setup_logging\n"
         "from rewardd.main import run\n"
+        "from tests.rewardd.support import load\n"
         "setup_logging('rewardd', sys.argv[2])\n"
-        "sys.exit(run(Config.model_validate(yaml.safe_load(open(sys.argv[1]))), name=sys.argv[2]))\n"
+        "sys.exit(run(load(Path(sys.argv[1])), name=sys.argv[2]))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(config), name], env=dict(os.environ, OMP_NUM_THREADS="1"), text=True

@@ -12,7 +12,8 @@ from protocol.config.services import TransportSection
 from protocol.errors import ExitStatus, PeerUnreachable
 from protocol.messages import Busy, ScoredTrajectory, TrajectoryAck
 from protocol.sockets import Client, make_hello
-from tests.rewardd.support import TRANSPORT, children_of, daemon, trajectory, wait_gone, write_config
+from rewardd.main import run
+from tests.rewardd.support import TRANSPORT, children_of, daemon, load, python, trajectory, wait_gone, write_config
 from tests.support.fake_coordinator import FakeCoordinator, ground_truth
 from tests.support.wait import wait_until
 
@@ -178,3 +179,60 @@ def test_b22_killed_worker_is_replaced_while_serving(tmp_path: Path, coordinator
         assert deliver(client, 2, "p0", "\\boxed{42.0}").status == "accepted"
         assert verdict_of(coordinator, 2).kind == "correct"
         client.close(deadline_s=0)
+
+
+def test_b21_a_daemon_whose_known_pairs_come_out_wrong_never_serves(
+    tmp_path: Path, coordinator: FakeCoordinator, plugin
+) -> None:
+    with daemon(write_config(tmp_path, coordinator=coordinator.address, scorers={"x": "liar"})) as process:
+        assert process.wait(30) == ExitStatus.UNHEALTHY
+    assert not coordinator.hellos
+
+
+def test_b23_a_broken_scorer_gives_unjudged_over_the_wire(tmp_path: Path, coordinator: FakeCoordinator, plugin) -> None:
+    with daemon(write_config(tmp_path, coordinator=coordinator.address, scorers={"test": "obedient"}, max_retries=1)):
+        client = connect(coordinator)
+        deliver(client, 1, "p0", "raise")
+        deliver(client, 2, "p0", "fine")
+        verdict = verdict_of(coordinator, 1)
+        assert (verdict.kind, verdict.reason, verdict.scorer, verdict.components) == (
+            "unjudged", "scorer_fault", "obedient", {},
+        )  # fmt: skip
+        assert verdict_of(coordinator, 2).kind == "correct"
+        client.close(deadline_s=0)
+
+
+def test_b33_a_frozen_coordinator_is_waited_for_and_said_so(tmp_path: Path) -> None:
+    with (
+        python("tests.support.fake_coordinator", "tcp://127.0.0.1:0") as coordinator_process,
+        daemon(write_config(tmp_path, coordinator=coordinator_process.address)) as process,
+    ):
+        watcher = Client(
+            coordinator_process.address, hello=make_hello("client", name="w"), transport=TransportSection(**TRANSPORT)
+        )
+        watcher.start(deadline_s=10)
+        wait_until(lambda: watcher.last_ack is not None and watcher.last_ack.rewardd)
+        assert watcher.last_ack is not None
+        client = Client(
+            watcher.last_ack.rewardd[0].address,
+            hello=make_hello("generator", name="g"),
+            transport=TransportSection(**TRANSPORT),
+        )
+        client.start(deadline_s=10)
+        coordinator_process.send_signal(signal.SIGSTOP)
+        body, arrays = trajectory(1, "nowhere", "\\boxed{42}")
+        future = client.request(body, arrays=arrays, deadline_s=60)
+        wait_until(lambda: not watcher.connected)
+        assert client.connected and not future.done()
+        coordinator_process.send_signal(signal.SIGCONT)
+        assert future.result(60).body.status == "accepted"
+        assert process.poll() is None
+        for socket in (client, watcher):
+            socket.close(deadline_s=0)
+
+
+def test_a_missing_coordinator_ends_the_start_with_its_address(tmp_path: Path) -> None:
+    config = load(write_config(tmp_path, coordinator="tcp://127.0.0.1:1", canary_s=100.0))
+    config = config.model_copy(update={"transport": TransportSection(**TRANSPORT | {"connect_deadline_s": 0.5})})
+    with pytest.raises(PeerUnreachable, match=r"tcp://127\.0\.0\.1:1 within"):
+        run(config, name="rewardd-0")

@@ -4,7 +4,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -164,17 +164,17 @@ def test_kills_at_random_lose_and_falsify_nothing(plugin) -> None:
 
         def kill_one() -> None:
             nonlocal kills
+            if num - judge.num_open < 150 * (kills + 1):
+                return
             running = judge._pools["math"].pids()
-            if running and kills < 20:
+            if running:
                 kills += 1
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(chooser.choice(running), signal.SIGKILL)
-                except ProcessLookupError:
-                    kills -= 1
 
         found = outcomes(judge, num, meanwhile=kill_one)
         assert {ticket: outcome.reason for ticket, outcome in found.items()} == {n: str(n) for n in range(num)}
-        assert kills > 3 and judge.num_open == 0
+        assert kills > 10 and judge.num_open == 0
 
 
 def test_a_killed_nursery_is_replaced(plugin) -> None:

@@ -32,7 +32,7 @@ def ground_truth(prompt_id: str, truth: object, *, data_source: str = "test", ab
 
 
 class FakeCoordinator:
-    """Answers hellos, heartbeats and ground-truth requests; keeps every scored trajectory and acknowledges it."""
+    """Answers hellos, heartbeats and ground-truth requests; acknowledges scored trajectories, keeps them if asked."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class FakeCoordinator:
         *,
         transport: TransportSection,
         truths: dict[str, GroundTruth] | None = None,
+        keep: bool = True,
     ) -> None:
         self.truths = truths or {}
         self.scored: list[Received] = []
@@ -47,6 +48,7 @@ class FakeCoordinator:
         self.heartbeats: dict[str, Heartbeat] = {}
         self.hellos: dict[str, Hello] = {}
         self.command = ""
+        self.keep = keep
         self.answer_scored = True
         self.incarnation = new_incarnation()
         self._seen: set[tuple[int, int, int]] = set()
@@ -92,7 +94,8 @@ class FakeCoordinator:
         if isinstance(body, ScoredTrajectory):
             if not self.answer_scored:
                 return None
-            self.scored.append(received)
+            if self.keep:
+                self.scored.append(received)
             slot = body.trajectory
             key = (slot.group_id, slot.slot, slot.attempt)
             status = "duplicate" if key in self._seen else "accepted"
