@@ -212,6 +212,7 @@ def _deepspeed_config(
     learner: LearnerSection, *, dtype: torch.dtype, device: torch.device, num_elements: int
 ) -> Mapping[str, Any]:
     zero: ZeroSection = learner.zero
+    alone = dist.get_world_size() == 1  # nothing is sharded: gathering and releasing would only copy
     on_gpu = device.type == "cuda"
     section: dict[str, Any] = {
         "stage": 3,
@@ -220,7 +221,7 @@ def _deepspeed_config(
         "reduce_scatter": on_gpu,
         "reduce_bucket_size": min(zero.reduce_bucket_elements, num_elements),
         "stage3_prefetch_bucket_size": min(zero.prefetch_bucket_elements, num_elements),
-        "stage3_param_persistence_threshold": zero.persistence_threshold_elements,
+        "stage3_param_persistence_threshold": num_elements if alone else zero.persistence_threshold_elements,
         "stage3_max_live_parameters": zero.max_live_elements,
         "stage3_max_reuse_distance": zero.max_live_elements,
     }

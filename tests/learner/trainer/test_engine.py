@@ -57,7 +57,7 @@ def test_updates_equal_the_reference_learner(start, num_mini_batches, entropy_co
         batch = make_batch(micro_batches=ONE_SPLIT, batch_id=step + 1, policy_version=step, seed=step)
         result = engine.train_batch(batch)
         losses = reference.train_batch(batch, num_mini_batches=num_mini_batches)
-        assert result.metrics["actor/loss"] == pytest.approx(sum(losses), abs=2e-5)
+        assert result.metrics["actor/loss"] == pytest.approx(sum(losses) / num_mini_batches, abs=2e-5)
         assert (result.num_applied, result.num_skipped) == (num_mini_batches, 0)
         assert result.policy_version == engine.policy_version == step + 1
     assert_same(weights(engine), reference.weights(), tolerance=2e-5)
