@@ -13,12 +13,14 @@ import numpy as np
 
 from protocol.auth import check_advertised
 from protocol.config.tree import Config
+from protocol.endpoint import MetricsEndpoint
 from protocol.errors import ExitStatus, UserError
 from protocol.idle import IdleClock
 from protocol.logs import event
-from protocol.messages import AnyBody, Heartbeat, HeartbeatAck, Hello, Refused, Trajectory, Welcome
+from protocol.messages import AnyBody, Heartbeat, Hello, Refused, Trajectory, Welcome
 from protocol.sockets import Client, Peer, Received, Server, make_hello
 from protocol.versions import tokenizer_hash
+from rewardd.greeting import heartbeat_ack, welcome
 from rewardd.judge import CanaryFailed, Judge
 from rewardd.service import RewardService
 
@@ -37,7 +39,7 @@ class Daemon:
         self._stop_signals = 0
         self._clock = IdleClock()
         self._state = "starting"
-        self._metrics: dict[str, float] = {}
+        self._endpoint = MetricsEndpoint(config.rewardd.metrics_port, name=name, setting="rewardd.metrics_port")
         self._answers: deque[tuple[int, Future[Received]]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._judge = Judge(config.rewardd)
@@ -63,18 +65,8 @@ class Daemon:
 
     def _accept(self, hello: Hello) -> Welcome | Refused:
         assert self._client is not None and self._client.welcome is not None
-        known = self._client.welcome
-        if hello.run_id is not None and hello.run_id != known.run_id:
-            reason = f"{hello.name} belongs to run {hello.run_id}, this daemon to {known.run_id}"
-            return Refused(code="run_id", reason=reason)
-        return Welcome(
-            server=self._name,
-            incarnation=self._client.hello.incarnation,
-            run_id=known.run_id,
-            policy_version=known.policy_version,
-            published_version=known.published_version,
-            run_state=known.run_state,
-        )
+        incarnation = self._client.hello.incarnation
+        return welcome(hello, known=self._client.welcome, name=self._name, incarnation=incarnation)
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(
@@ -82,7 +74,7 @@ class Daemon:
             waiting_for=self._waiting_for(),
             progress_age_s=monotonic() - self._service.last_progress,
             idle_fractions=self._clock.fractions(),
-            metrics=dict(self._metrics),
+            metrics=dict(self._endpoint.values),
         )
 
     def _waiting_for(self) -> str:
@@ -168,14 +160,12 @@ class Daemon:
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         self._service.turn(coordinator_up=self._client.connected)
-        self._metrics = self._service.metrics() | self._server.stats.as_metrics("rewardd/wire")
+        self._endpoint.values = self._service.metrics() | self._server.stats.as_metrics("rewardd/wire")
 
     def _answer_heartbeat(self, received: Received) -> None:
-        assert self._server is not None and self._client is not None and self._client.welcome is not None
-        known = self._client.last_ack or self._client.welcome
-        versions = {"policy_version": known.policy_version, "published_version": known.published_version}
-        ack = HeartbeatAck(**versions, run_state=known.run_state)
-        self._server.send(received.peer, ack, reply_to=received.envelope.msg_id)
+        assert self._client is not None and self._client.welcome is not None
+        ack = heartbeat_ack(self._client.last_ack or self._client.welcome)
+        self.answer(received.peer, ack, reply_to=received.envelope.msg_id)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._stop_signals += 1
@@ -188,6 +178,7 @@ class Daemon:
         if self._server is not None:
             self._server.close(deadline_s=2.0)
         self._judge.close()
+        self._endpoint.close()
         os.close(self._wake)
 
 
