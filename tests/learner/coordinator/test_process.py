@@ -1,11 +1,8 @@
 """The coordinator as a real process behind real sockets: kill -9 in mid-run, taken ports, bad folders."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections import Counter
 from concurrent.futures import Future
@@ -21,33 +18,7 @@ from protocol.config import Config
 from protocol.errors import PeerUnreachable
 from protocol.sockets import Client, Received, make_hello
 from tests.learner.coordinator.harness import answer, make_config, rows, trained
-
-MAIN = (
-    "import sys\n"
-    "from protocol.config import Config\n"
-    "from protocol.errors import UserError\n"
-    "from learner.coordinator.main import run\n"
-    "try:\n"
-    "    sys.exit(run(Config.model_validate_json(open(sys.argv[1]).read()), name='coordinator'))\n"
-    "except UserError as error:\n"
-    "    print(f'error: {error}', file=sys.stderr)\n"
-    "    sys.exit(error.status)\n"
-)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def start(config: Config, folder: Path) -> subprocess.Popen[bytes]:
-    path = folder / "config.json"
-    path.write_text(config.model_dump_json())
-    log = (folder / "coordinator.log").open("ab")
-    return subprocess.Popen(
-        [sys.executable, "-c", MAIN, str(path)], stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+from tests.learner.coordinator.process import free_port, start
 
 
 class Script:
