@@ -22,42 +22,21 @@ from learner.coordinator.journal import Arrays, Journal, Location
 from learner.coordinator.metrics import RecordFile
 from learner.coordinator.schema import open_database
 from learner.coordinator.service import Coordinator
+from learner.coordinator.simulation_setup import (
+    PROMPT_TOKENS,
+    Setup,
+    SimulatedGenerator,
+    config_of,
+    length_table,
+    simulated_prompts,
+)
 from learner.coordinator.store import Store
-from learner.data import Prompt, PromptSet
 from learner.data.tokenization import TokenizerFacts
 from protocol import messages as m
-from protocol.config import Config
+
+__all__ = ["Result", "Setup", "SimulatedGenerator", "simulate"]
 
 _FACTS = TokenizerFacts(vocab_size=100, stop_token_ids=(1,))
-_PROMPT_TOKENS = 16
-
-
-@dataclass(frozen=True)
-class SimulatedGenerator:
-    """`slot_tokens_per_s`: sampling rate of each running slot; `num_slots`: slots it runs at once."""
-
-    slot_tokens_per_s: float
-    num_slots: int
-
-
-@dataclass(frozen=True)
-class Setup:
-    """A run to simulate. Lengths are lognormal: `median_tokens`, and `p99_over_median`; times are in seconds."""
-
-    generators: tuple[SimulatedGenerator, ...]
-    num_prompts: int = 1000
-    group_size: int = 4
-    groups_per_batch: int = 32
-    max_staleness: int = 2
-    median_tokens: float = 200.0
-    p99_over_median: float = 20.0
-    max_response_tokens: int = 16_384
-    train_tokens_per_s: float = 50_000.0
-    publish_s: float = 1.0
-    heartbeat_s: float = 1.0
-    lease_deadline_s: float = 120.0
-    retry_s: float = 0.5
-    seed: int = 0
 
 
 @dataclass
@@ -183,11 +162,12 @@ class _Simulation:
         self._over_at: float | None = None
         self._train_s = 0.0
         self.result = Result()
+        prompts = simulated_prompts(setup.num_prompts)
         store = Store(open_database(folder / "ledger.sqlite"))
         store.connection.execute("PRAGMA synchronous = OFF")
         self.coordinator = Coordinator(
-            _config_of(setup, folder),
-            train=_prompts(setup.num_prompts),
+            config_of(setup, folder),
+            train=prompts,
             evaluation=None,
             tokenizer=_FACTS,
             tokenizer_hash=None,
@@ -203,8 +183,8 @@ class _Simulation:
         self.generators = [
             _Generator(generator, self._join("generator", f"g{i}")) for i, generator in enumerate(setup.generators)
         ]
-        lengths = _length_table(setup)
-        for row, prompt in enumerate(self.coordinator.pool._prompts):
+        lengths = length_table(setup)
+        for row, prompt in enumerate(prompts.prompts):
             for slot in range(setup.group_size):
                 self._lengths[prompt.prompt_id, slot] = int(lengths[row, slot])
         self._edges = np.quantile(lengths, np.arange(0.1, 1.0, 0.1))
@@ -432,42 +412,6 @@ def _shares(tokens: dict[int, int]) -> list[float]:
     return [tokens.get(decile, 0) / total for decile in range(10)]
 
 
-def _length_table(setup: Setup) -> NDArray[np.int64]:
-    """Tokens of every answer [num_prompts, group_size], lognormal, at most max_response_tokens."""
-    sigma = np.log(setup.p99_over_median) / 2.3263478740408408  # the 99 % quantile of the normal distribution
-    generator = np.random.default_rng(setup.seed)
-    lengths = np.exp(
-        np.log(setup.median_tokens) + sigma * generator.standard_normal((setup.num_prompts, setup.group_size))
-    )
-    return np.clip(lengths, 1, setup.max_response_tokens).astype(np.int64)
-
-
-def _prompts(number: int) -> PromptSet:
-    ids = np.full(_PROMPT_TOKENS, 3, dtype=np.int32)
-    prompts = [Prompt(f"p{i}", "simulated", "math", ids, "{}", b"") for i in range(number)]
-    return PromptSet(prompts=prompts, content_hash="simulated")
-
-
-def _config_of(setup: Setup, folder: Path) -> Config:
-    return Config.model_validate(
-        {
-            "run": {"dir": str(folder), "max_passes": 1, "max_updates": setup.num_prompts, "seed": setup.seed},
-            "model": {"path": str(folder)},
-            "data": {"train_files": []},
-            "sampling": {"max_response_tokens": setup.max_response_tokens},
-            "algorithm": {"max_staleness": setup.max_staleness},
-            "learner": {
-                "groups_per_batch": setup.groups_per_batch,
-                "group_size": setup.group_size,
-                "max_tokens_per_micro_batch": setup.max_response_tokens + _PROMPT_TOKENS,
-            },
-            "evaluation": {"at_start": False, "at_end": False},
-            "coordinator": {"lease_deadline_s": setup.lease_deadline_s, "lease_max_s": 1e9},
-            "transport": {"heartbeat_s": setup.heartbeat_s, "peer_timeout_s": 10 * setup.heartbeat_s},
-        }
-    )
-
-
 def _scored(
     request: _Running, versions: NDArray[np.int32], generator: _Generator, now: float
 ) -> tuple[m.ScoredTrajectory, dict[str, NDArray[Any]]]:
@@ -480,7 +424,7 @@ def _scored(
         generator=generator.key,
         purpose=lease.purpose,
         stage=lease.stage,
-        num_prompt_tokens=_PROMPT_TOKENS,
+        num_prompt_tokens=PROMPT_TOKENS,
         num_response_tokens=length,
         finish_reason="stop",
         stop_reason="",
@@ -497,7 +441,7 @@ def _scored(
         elapsed_ms=0.0,
     )
     arrays: dict[str, NDArray[Any]] = {
-        "token_ids": np.concatenate([np.full(_PROMPT_TOKENS, 3, "<i4"), np.full(length, 2, "<i4")]),
+        "token_ids": np.concatenate([np.full(PROMPT_TOKENS, 3, "<i4"), np.full(length, 2, "<i4")]),
         "logp_behaviour": np.zeros(length, "<f4"),
         "versions": versions,
         "loss_mask": np.ones(length, "|u1"),

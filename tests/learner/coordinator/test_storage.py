@@ -90,7 +90,7 @@ def test_an_unwritable_run_folder_is_one_clear_line(tmp_path):
 
 
 def test_a_second_coordinator_on_one_run_folder_is_refused(tmp_path):
-    from learner.coordinator.main import lock_run_folder
+    from learner.coordinator.startup import lock_run_folder
 
     with lock_run_folder(tmp_path), pytest.raises(UserError, match=f"pid {os.getpid()}"):
         lock_run_folder(tmp_path)
