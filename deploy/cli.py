@@ -3,6 +3,7 @@
 Exit status 0 only when the thing asked for happened; a user's mistake is one clear line, never a traceback.
 """
 
+import logging
 import sys
 
 import typer
@@ -31,6 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command; returns the exit status."""
+    logging.getLogger().addHandler(logging.NullHandler())  # roles set up their own; other commands say what matters
     try:
         result = app(arguments, prog_name="slipstream", standalone_mode=False)
     except UserError as mistake:

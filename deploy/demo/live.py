@@ -83,8 +83,7 @@ def line(reply: StatusReply | None, supervisor: Mapping[str, Any] | None, *, ela
     """The state of the demo in one line."""
     parts = [f"{elapsed_s:6.0f} s"]
     if reply is None:
-        running = [role["name"] for role in supervisor["roles"] if role["state"] == "running"] if supervisor else []
-        parts.append(f"starting ({', '.join(running) or 'nothing runs yet'})")
+        parts.append(without_coordinator(supervisor))
     else:
         metrics = reply.metrics
         parts += [reply.run_state, f"update {reply.num_updates}/{reply.max_updates}", f"version {reply.policy_version}"]
@@ -99,6 +98,15 @@ def line(reply: StatusReply | None, supervisor: Mapping[str, Any] | None, *, ela
     return "  ".join(parts)
 
 
+def without_coordinator(supervisor: Mapping[str, Any] | None) -> str:
+    """What goes on while the coordinator does not answer."""
+    roles = supervisor["roles"] if supervisor else []
+    running = ", ".join(role["name"] for role in roles if role["state"] == "running") or "nothing runs"
+    if any(role["state"] == "finished" for role in roles):
+        return f"ending ({running})"
+    return f"starting ({running})"
+
+
 def idle_shares(reply: StatusReply) -> dict[str, float]:
     """Share of the last minute that learner and generators spent idle, by name."""
     names = {"idle/trainer": "learner", "idle/generators": "generators"}
@@ -109,7 +117,7 @@ def panel(reply: StatusReply | None, supervisor: Mapping[str, Any] | None, *, el
     """Everything at a glance."""
     parts: list[RenderableType] = []
     if reply is None:
-        parts.append(Text("starting", style="yellow"))
+        parts.append(Text(without_coordinator(supervisor), style="yellow"))
         if supervisor:
             parts.append(process_table(supervisor["roles"]))
     else:

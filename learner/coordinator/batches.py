@@ -251,7 +251,8 @@ class BatchBook:
     def checkpoint(self, batch_id: int, policy_version: int, path: str, *, now: float) -> list[int]:
         """Records a committed checkpoint and returns the journal segments that are still needed.
 
-        Arrays are kept for groups in flight and for batches after the oldest kept checkpoint.
+        Arrays are kept for groups in flight and for batches after the oldest kept checkpoint; all with
+        coordinator.journal_keep_all.
         """
         self._store.execute(
             "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", (batch_id, policy_version, path, now)
@@ -260,11 +261,13 @@ class BatchBook:
             "SELECT batch_id FROM checkpoints ORDER BY batch_id DESC LIMIT ?", (self._config.learner.checkpoint.keep,)
         ).fetchall()
         oldest = kept[-1][0] if len(kept) == self._config.learner.checkpoint.keep else 0
-        self._store.execute(
-            "DELETE FROM trajectories WHERE EXISTS (SELECT 1 FROM groups g WHERE g.group_id = trajectories.group_id "
-            "AND g.purpose = 'train' AND g.state != 'in_flight' AND (g.batch_id IS NULL OR g.batch_id <= ?))",
-            (oldest,),
-        )
+        if not self._config.coordinator.journal_keep_all:
+            self._store.execute(
+                "DELETE FROM trajectories WHERE EXISTS (SELECT 1 FROM groups g WHERE "
+                "g.group_id = trajectories.group_id AND g.purpose = 'train' AND g.state != 'in_flight' "
+                "AND (g.batch_id IS NULL OR g.batch_id <= ?))",
+                (oldest,),
+            )
         rows = self._store.connection.execute(
             "SELECT DISTINCT segment FROM trajectories UNION SELECT DISTINCT segment FROM partials"
         ).fetchall()

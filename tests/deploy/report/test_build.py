@@ -17,7 +17,7 @@ from deploy.demo.live import line, panel
 from protocol.config.load import build_config, save_effective
 from protocol.config.machine import free_port
 from protocol.errors import ExitStatus
-from protocol.messages import StatusReply
+from protocol.messages import CheckpointCommitted, StatusReply
 from tests.learner.coordinator.harness import make_config, rows
 from tests.learner.coordinator.test_process import Script
 
@@ -43,6 +43,7 @@ def running(tmp_path: Path) -> Iterator[Run]:
         "evaluation.at_start": True,
         "evaluation.at_end": True,
         "run.max_updates": 6,
+        "learner.checkpoint.keep": 1,
     }
     config = make_config(tmp_path, **overrides)
     folder = Path(config.run.dir)
@@ -77,6 +78,7 @@ def test_status_ledger_and_report_of_a_run(running: Run, capsys: pytest.CaptureF
     assert status["coordinator"]["run_name"] == "run" and status["supervisor"] is None
     running.script.start()
     assert running.script.finished.wait(DEADLINE_S)
+    running.script.ask("trainer", CheckpointCommitted(batch_id=6, policy_version=6, path="step_00000006"))
     running.script.close()
     assert running.process.wait(DEADLINE_S) == ExitStatus.FINISHED
 
