@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import rewardd
-from rewardd.code import CodeResult, IsolationUnavailable, Limits, Sandbox, run_case
+from rewardd.code import IsolationUnavailable, Limits, Sandbox, run_case
 
 ECHO = {"inputs": ["1\n", "2\n"], "outputs": ["1\n", "2\n"]}
 ADD = {"assert_case": ["assert add(1, 2) == 3"]}
