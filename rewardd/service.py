@@ -171,7 +171,8 @@ class RewardService:
 
     def wait_s(self) -> float:
         """Longest time until `turn` has to be called without news."""
-        return min(self._judge.wait_s(), max(0.0, self._retry_at - monotonic()) if self._retry_at else 1.0)
+        retry_s = self._retry_at - monotonic()
+        return min(self._judge.wait_s(), retry_s if retry_s > 0.0 else 1.0)
 
     def on_answer(self, token: int, body: AnyBody) -> None:
         """The coordinator answered."""
