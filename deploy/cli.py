@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from deploy.commands import configuration, data, demo, local, operators, roles, scoring, tools
+from deploy.commands import configuration, data, demo, doctor, local, operators, roles, scoring, tools
 from protocol.errors import ExitStatus, UserError
 
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -21,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for family in (demo, local, roles, operators, configuration, data, scoring, tools):
+for family in (demo, doctor, local, roles, operators, configuration, data, scoring, tools):
     family.register(app)
 
 

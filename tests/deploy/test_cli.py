@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import run
+from deploy.commands import doctor
 from deploy.local.control import running_state
 from deploy.local.specs import generator_environment, specs_of, trainer_environment
 from deploy.prepare.data import write_parquet
@@ -113,3 +114,15 @@ def test_specs_name_every_instance_and_their_devices(tmp_path: Path) -> None:
     shared = generator_environment(config, index=0, num_devices=1)
     assert shared == {"CUDA_VISIBLE_DEVICES": "0"}
     assert generator_environment(config, index=0, num_devices=0) == {}
+
+
+def test_the_doctor_names_a_fix_for_each_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = doctor.version_of
+    monkeypatch.setattr(doctor, "version_of", lambda name: None if name == "pyarrow" else real(name))
+    assert run(["doctor"]) == ExitStatus.FAILED
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("FIX") and "pyarrow" in line)
+    assert "not installed" in lines[at] and "pip install pyarrow" in lines[at + 1]
+    assert any("sandbox" in line for line in lines) and any("CPU cores" in line for line in lines)
