@@ -22,6 +22,7 @@ from rewardd.code.limits import Limits
 
 _START_DEADLINE_S: Final = 30.0
 _KILL_DEADLINE_S: Final = 30.0
+_FOLLOW_S: Final = 0.5
 _READ_BYTES: Final = 1 << 18
 _HARNESS_FOLDER: Final = str(Path(__file__).parent)
 # All that a program finds in its environment; one thread, since a program has one core and few processes.
@@ -196,8 +197,8 @@ class Slot:
     def watch(
         self, jobs: set[int], *, sinks: list[Sink], deadline: float, leader: int | None = None
     ) -> dict[int, Ending]:
-        """Reads the sinks until every job has ended and been reaped; kills all at the deadline, on overflow, or once
-        the leader has ended.
+        """Reads the sinks until every job has ended and been reaped; kills all at the deadline, on overflow, or where
+        they do not follow the leader's end soon.
 
         Raises:
             InfraError: a process could not be set up, or the server failed.
@@ -213,7 +214,7 @@ class Slot:
         try:
             while jobs - endings.keys():
                 now = time.monotonic()
-                over = now >= deadline or leader in endings or any(sink.overflowed for sink in sinks)
+                over = now >= deadline or any(sink.overflowed for sink in sinks)
                 if killed_at is None and over:
                     killed_at = now
                     for job in jobs - endings.keys():
@@ -227,10 +228,14 @@ class Slot:
                         if not _drain(sink, once=True):
                             poll.unregister(handle)
                             del open_sinks[handle]
-                        if sink.on_data and killed_at is None and (later := sink.on_data(sink)) is not None:
+                        later = sink.on_data(sink) if sink.on_data and killed_at is None else None
+                        if later is not None and leader not in endings:
                             deadline = later
                     else:
                         self._collect(endings)
+                        if leader in endings:
+                            # The others end by themselves now, and then say how.
+                            deadline = min(deadline, time.monotonic() + _FOLLOW_S)
             for sink in open_sinks.values():
                 _drain(sink, once=False)
         finally:

@@ -7,7 +7,6 @@ import fcntl
 import os
 import resource
 import signal
-import sys
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,6 +27,7 @@ class Fence:
         filter: seccomp program, empty for none.
         landlock_abi: 0 for none.
         read_only: software paths that the program may read.
+        devices: files, or a folder of nothing but such files, that it may read and write.
         cgroup_fds: open `cgroup.procs` files; a program process writes itself into each.
         work: folder of the running test where there are no namespaces, else /tmp of the view.
     """
@@ -37,6 +37,7 @@ class Fence:
     filter: bytes = b""
     landlock_abi: int = 0
     read_only: tuple[str, ...] = ()
+    devices: tuple[str, ...] = view.DEVICES
     cgroup_fds: tuple[int, ...] = ()
     work: dict[str, str] = field(default_factory=dict)
 
@@ -95,7 +96,7 @@ def confine(fence: Fence, *, role: str, limits: dict[str, Any]) -> None:
             abi=fence.landlock_abi,
             read_only=(*fence.read_only, "/proc"),
             writable=(fence.folder(role),),
-            devices=view.DEVICES,
+            devices=fence.devices,
         )
     if fence.filter:
         seccomp.load(fence.filter)
@@ -117,8 +118,9 @@ def rewire(*, stdin: int | None, stdout: int | None, keep: list[int]) -> list[in
 
 
 def reset_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD):
+    """The defaults of an interpreter, whatever the daemon ignores or blocks; once, in the server."""
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGXCPU):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    sys.setrecursionlimit(1000)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -22,68 +23,48 @@ from typing import Any, Final, NoReturn
 
 from . import confine, kernel, landlock, prelude, program, seccomp, serve, sweep, testrun, view
 
+# Common in programs and cheap to carry through a fork; the rest is imported from disk by those that need it.
 _PRELOADED: Final = (
-    "abc",
-    "argparse",
     "array",
     "ast",
-    "asyncio",
-    "base64",
     "bisect",
     "calendar",
     "cmath",
     "collections",
     "contextlib",
     "copy",
-    "csv",
     "ctypes",
     "dataclasses",
     "datetime",
     "decimal",
-    "difflib",
+    "encodings.ascii",
     "encodings.idna",
     "encodings.latin_1",
-    "encodings.ascii",
     "enum",
     "fractions",
     "functools",
-    "hashlib",
     "heapq",
-    "inspect",
     "io",
     "itertools",
     "json",
     "linecache",
-    "locale",
     "math",
-    "multiprocessing",
     "numbers",
     "operator",
-    "os",
-    "pprint",
     "queue",
     "random",
     "re",
-    "secrets",
-    "shutil",
+    "resource",
     "signal",
     "statistics",
     "string",
     "struct",
-    "subprocess",
-    "tempfile",
-    "textwrap",
     "threading",
     "time",
-    "timeit",
     "traceback",
     "types",
     "typing",
     "unicodedata",
-    "unittest",
-    "uuid",
-    "zlib",
-    "zoneinfo",
 )
 
 
@@ -202,7 +183,7 @@ def supervise(
             view.freshen(file_mb=request["limits"]["file_mb"], uid=fence.uids[role])
         else:
             os.chdir(fence.work[role])
-        pid = os.fork()
+        pid = kernel.fork_into(0)
         if pid == 0:
             _become_program(fence, request, handles, notes, offered)
         for handle in handles:
@@ -229,12 +210,11 @@ def _become_program(
             stdout=given.get("stdout"),
             keep=[given[name] for name in ("channel", "link", "tests") if name in given],
         )
-        confine.reset_signals()
-        program.open_streams()
+        # The hooks that `fork_into` left out would have done this.
+        random.seed()
     except BaseException as fault:
         os.write(notes, f"error {type(fault).__name__}: {fault}\n".encode())
         os._exit(1)
-    gc.unfreeze()
     _dispatch(request, kept, offered)
 
 
@@ -345,11 +325,14 @@ def prepare(settings: dict[str, Any]) -> confine.Fence:
     if namespaces:
         _enter_namespaces(settings)
         packages = [view.PACKAGES]
+        fence.devices = ("/dev",)
     else:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         fence.work = {role: sweep.make_folder(settings["scratch"], role, uid) for role, uid in fence.uids.items()}
         packages = list(settings["packages"].values())
-    fence.read_only = (*software, *packages)
+    paths = sorted({os.path.realpath(path) for path in (*software, *packages)})
+    # What lies below another path adds nothing but time.
+    fence.read_only = tuple(path for path in paths if not any(path.startswith(f"{other}/") for other in paths))
     return fence
 
 
@@ -371,6 +354,12 @@ def main() -> None:
         sys.path.extend([view.PACKAGES] if fence.namespaces else settings["package_paths"])
     for name in [*_PRELOADED, *settings["preload"]]:
         importlib.import_module(name)
+    # No module of ours under a name that a program might want, or patch.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "inside"]:
+        del sys.modules[name]
+    program.open_streams()
+    confine.reset_signals()
+    # Frozen, so that no collection in a child touches, and thereby copies, the pages of the server.
     gc.collect()
     gc.freeze()
     send(

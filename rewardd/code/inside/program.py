@@ -17,11 +17,17 @@ from typing import Any, Final, NoReturn
 from . import values
 
 FILE_NAME: Final = "main.py"
-_HARNESS: Final = "inside"
 
 
 def open_streams() -> None:
-    """Fresh UTF-8 text streams on descriptors 0, 1 and 2, whatever the locale of the daemon."""
+    """UTF-8 text streams on descriptors 0, 1 and 2, whatever the locale of the daemon.
+
+    The server opens them once, on a pipe where a test has one: a forked process only changes what the descriptors mean.
+    """
+    read, write = os.pipe()
+    os.dup2(write, 1)
+    os.close(read)
+    os.close(write)
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
         io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8", errors="surrogateescape"
     )
@@ -37,16 +43,18 @@ def open_streams() -> None:
 
 
 def _fresh_module(name: str, source: str) -> types.ModuleType:
-    for loaded in [loaded for loaded in sys.modules if loaded.split(".")[0] == _HARNESS]:
-        del sys.modules[loaded]
     module = types.ModuleType(name)
-    module.__file__ = os.path.join(os.getcwd(), FILE_NAME)
+    folder = os.getcwd()
+    module.__file__ = f"{folder}/{FILE_NAME}"
     sys.modules[name] = module
     sys.modules["__main__"] = module
     sys.argv = [FILE_NAME]
-    sys.path.insert(0, os.getcwd())
-    with open(FILE_NAME, "w", encoding="utf-8", errors="surrogatepass") as file:
-        file.write(source)
+    sys.path.insert(0, folder)
+    handle = os.open(FILE_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    text = source.encode("utf-8", "surrogatepass")
+    while text:
+        text = text[os.write(handle, text) :]
+    os.close(handle)
     return module
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import types
-import unittest
 from typing import Any, Final, NoReturn
 
 from . import pytest_shim, units, values
@@ -139,7 +138,9 @@ def _call_function(namespace: dict[str, Any], owner: str | None, name: str) -> N
             namespace[name](**named)
         return
     kind = namespace[owner]
-    if issubclass(kind, unittest.TestCase):
+    if "unittest" in sys.modules and issubclass(kind, sys.modules["unittest"].TestCase):
+        import unittest
+
         case = kind(name)
         outcome = unittest.TestResult()
         case.run(outcome)

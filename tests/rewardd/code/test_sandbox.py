@@ -23,7 +23,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 LIMITS = Limits(time_limit_s=3.0, memory_mb=256)
 
 
-def run_echo(sandbox: Sandbox, program: str = "print(input())"):
+def run_echo(sandbox: Sandbox, program: str = "print(input())") -> CodeResult:
     return run_case(sandbox, kind="stdin", response=None, program=program, tests=ECHO, limits=LIMITS)
 
 
