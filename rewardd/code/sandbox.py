@@ -26,6 +26,7 @@ Level = Literal["auto", "namespaces", "seccomp", "rlimits"]
 _LOG: Final = logging.getLogger(__name__)
 _LEVELS: Final = ("namespaces", "seccomp", "rlimits")
 _DEFAULT_PACKAGES: Final = ("numpy",)
+_MAX_CLAIMS: Final = 256
 _BORROW_DEADLINE_S: Final = 600.0
 _PROBE_LIMITS: Final = Limits(time_limit_s=20.0, memory_mb=512)
 # Each entry is what the program managed to do; a level promises that some of these stay empty.
@@ -116,7 +117,7 @@ class Sandbox:
         packages: third-party packages that programs may import; default: numpy, if it is installed.
         preload: modules imported once per slot and so free for every program (they add to the cost of a fork).
         interpreter: the Python that runs programs; default: this one.
-        uid_base: first of two unused user ids per slot (only as root).
+        uid_base: lowest of two unused user ids per slot, as root; ids that another sandbox holds are passed over.
         use_cgroup: count memory and processes in control groups where possible.
 
     Raises:
@@ -147,8 +148,9 @@ class Sandbox:
         self._slots: list[Slot] = []
         self._free: queue.Queue[Slot] = queue.Queue()
         self._refusals: dict[str, str] = {}
+        self._claims: list[socket.socket] = []
         # Also at the end of the process, for callers that forget.
-        self._finalizer = weakref.finalize(self, _stop_all, self._slots)
+        self._finalizer = weakref.finalize(self, _stop_all, self._slots, self._claims)
         self.level = self._choose(level)
         for index in range(1, num_slots):
             self._slots.append(self._make_slot(self.level, index))
@@ -186,7 +188,8 @@ class Sandbox:
 
     def _make_slot(self, level: str, index: int) -> Slot:
         if os.geteuid() == 0:
-            uids = {"program": self._uid_base + 2 * index, "tests": self._uid_base + 2 * index + 1}
+            first = _claim_uids(self._uid_base + 2 * index, self._claims)
+            uids = {"program": first, "tests": first + 1}
         else:
             uids = {"program": 1000, "tests": 1000}
         return Slot(
@@ -288,9 +291,28 @@ class Sandbox:
         self.close()
 
 
-def _stop_all(slots: list[Slot]) -> None:
+def _claim_uids(lowest: int, claims: list[socket.socket]) -> int:
+    """First of two user ids that no other sandbox of this machine holds: what is left of a test is killed by user.
+
+    A claim is the name of an abstract socket, so that it ends with its process.
+    """
+    for first in range(lowest, lowest + 2 * _MAX_CLAIMS, 2):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0slipstream-code-uid-{first}")
+        except OSError:
+            claim.close()
+            continue
+        claims.append(claim)
+        return first
+    raise InfraError(f"no free user ids from {lowest} on; give another `uid_base`")
+
+
+def _stop_all(slots: list[Slot], claims: list[socket.socket]) -> None:
     for slot in slots:
         slot.stop()
+    for claim in claims:
+        claim.close()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import rewardd
-from rewardd.code import IsolationUnavailable, Limits, Sandbox, run_case
+from rewardd.code import CodeResult, IsolationUnavailable, Limits, Sandbox, run_case
 
 ECHO = {"inputs": ["1\n", "2\n"], "outputs": ["1\n", "2\n"]}
 ADD = {"assert_case": ["assert add(1, 2) == 3"]}
@@ -76,6 +76,15 @@ if os.fork() == 0:
     assert [
         child for pid in weaker.probe()["slot_pids"] for child in psutil.Process(pid).children(recursive=True)
     ] == []
+
+
+def test_two_sandboxes_do_not_kill_each_others_programs(weaker: Sandbox) -> None:
+    with Sandbox("rlimits", interpreter=SYSTEM_PYTHON, packages=()) as other, ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(run_echo, other, "import time\ntime.sleep(0.8)\nprint(input())")
+        while not slow.done():
+            assert run_echo(weaker).passed
+        assert slow.result().passed
+        assert other.num_restarts == 0
 
 
 def test_weaker_level_kills_what_hangs(weaker: Sandbox) -> None:
