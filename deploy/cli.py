@@ -3,6 +3,7 @@
 Exit status 0 only when the thing asked for happened; a user's mistake is one clear line, never a traceback.
 """
 
+import errno
 import logging
 import sys
 
@@ -13,6 +14,18 @@ from protocol.errors import ExitStatus, UserError
 
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 """Base of all errors in a command line, whichever click typer brings."""
+
+ENVIRONMENT_ERRORS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EEXIST,
+}
+"""A path that cannot be used is the user's to mend, not a fault of ours."""
 
 app = typer.Typer(
     name="slipstream",
@@ -46,6 +59,11 @@ def run(arguments: list[str]) -> int:
         return 130
     except BrokenPipeError:
         return int(ExitStatus.FAILED)
+    except OSError as error:
+        if error.filename is None or error.errno not in ENVIRONMENT_ERRORS:
+            raise
+        _say(f"cannot use {error.filename}: {error.strerror}; name another path or make this one usable")
+        return int(ExitStatus.DISK_FULL if error.errno == errno.ENOSPC else ExitStatus.CONFIG)
     return result if isinstance(result, int) else 0
 
 

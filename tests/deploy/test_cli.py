@@ -126,3 +126,10 @@ def test_the_doctor_names_a_fix_for_each_finding(
     at = next(i for i, line in enumerate(lines) if line.startswith("FIX") and "pyarrow" in line)
     assert "not installed" in lines[at] and "pip install pyarrow" in lines[at + 1]
     assert any("sandbox" in line for line in lines) and any("CPU cores" in line for line in lines)
+
+
+def test_run_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert run(["data", "make", "arithmetic", str(tmp_path / "file" / "data")]) == ExitStatus.CONFIG
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and str(tmp_path / "file") in error and "Not a directory" in error
