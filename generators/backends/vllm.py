@@ -36,7 +36,7 @@ class VllmBackend:
 
     def __init__(self, config: Config, *, name: str) -> None:
         self._config = config
-        self._name = name
+        self.kv_on_update = config.weights.kv_on_update
         self._device = _device(config)
         self._engine: Any = None
         self._capabilities: adapter.Capabilities | None = None
@@ -102,8 +102,8 @@ class VllmBackend:
         await self._gate.wait()
         self._running[request.request_id] = [(self._version, 0)]
         prompt = {"prompt_token_ids": request.prompt_token_ids, "cache_salt": str(self._version)}
-        params = adapter.to_vllm(request.sampling, capabilities=self._capabilities)
         try:
+            params = adapter.to_vllm(request.sampling, capabilities=self._capabilities)
             outputs = [output async for output in self._engine.generate(prompt, params, request.request_id)]
             if not outputs:
                 raise RequestFailed(f"request {request.request_id} ended without an output")
@@ -148,7 +148,7 @@ class VllmBackend:
         assert self._engine is not None and self._capabilities is not None
         self._gate.clear()
         try:
-            recompute = self._config.weights.kv_on_update == "recompute" or not await self._all_have_a_token()
+            recompute = self.kv_on_update == "recompute" or not await self._all_have_a_token()
             started = time.monotonic()
             await self._engine.pause_generation(mode="keep", clear_cache=recompute)
             try:
