@@ -100,6 +100,35 @@ def set_environment(*, device: str, num_threads: int, kv_cache_gb: int) -> None:
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 
 
+def check_devices_free(*, num_devices: int, utilization: float) -> None:
+    """Looks whether the engine's GPUs have the memory it will ask for; opens no CUDA context.
+
+    Raises:
+        EngineFailed: naming the device, and the processes that hold its memory.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return
+    pynvml.nvmlInit()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    indices = [int(part) for part in visible.split(",") if part.isdigit()] or list(range(num_devices))
+    for index in indices[:num_devices]:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        if memory.free >= utilization * memory.total:
+            continue
+        holders = [
+            f"pid {process.pid} ({(process.usedGpuMemory or 0) / 1e9:.1f} GB)"
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        ]
+        raise EngineFailed(
+            f"GPU {index} has {memory.free / 1e9:.1f} of {memory.total / 1e9:.1f} GB free, and"
+            f" generators.gpu_memory_utilization = {utilization:g} needs more;"
+            f" held by {', '.join(holders) or 'processes that cannot be seen from here'}"
+        )
+
+
 def make_engine(config: Config, *, device: str, max_model_len: int) -> AsyncLLM:
     """Starts the engine in processes of its own (blocking; tens of seconds).
 
@@ -129,6 +158,7 @@ def make_engine(config: Config, *, device: str, max_model_len: int) -> AsyncLLM:
         "disable_log_stats": True,
     }
     if device != "cpu":
+        check_devices_free(num_devices=generators.tensor_parallel_size, utilization=generators.gpu_memory_utilization)
         arguments["gpu_memory_utilization"] = generators.gpu_memory_utilization
     if generators.tensor_parallel_size > 1:
         arguments["distributed_executor_backend"] = "mp"

@@ -14,6 +14,8 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -167,6 +169,10 @@ class _Session:
             self._communicator.abort()
 
     def _run(self) -> None:
+        with _own_stream(self._receiver.device):
+            self._serve()
+
+    def _serve(self) -> None:
         version = -1
         try:
             if self._group is not None:
@@ -218,6 +224,16 @@ def _next(reports: "SimpleQueue[Report]") -> Report | None:
         return reports.get_nowait()
     except Empty:
         return None
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """On a GPU: this thread works on the engine's device, on a stream of its own beside the engine's."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+        yield
 
 
 def _device_uuid(device: torch.device) -> str:

@@ -157,7 +157,7 @@ class NcclCommunicator:
         options.rootTensor = 0
         try:
             with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-                self._stream.wait_stream(torch.cuda.default_stream(self.device))
+                self._stream.wait_stream(torch.cuda.current_stream(self.device))
                 work = group.broadcast([buffer], options)
                 work.block_current_stream() if hasattr(work, "block_current_stream") else work.synchronize()
                 done = torch.cuda.Event()
