@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
+import select
+import time
 from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path("/sys/fs/cgroup")
+_NUMBERS: Final = itertools.count()
+_REMOVE_DEADLINE_S: Final = 2.0
+_REMOVE_PAUSE_S: Final = 0.005
 _PREFIX: Final = "slipstream-code"
 
 
@@ -28,6 +35,14 @@ def _remove_stale(parent: Path) -> None:
                 folder.rmdir()
 
 
+def _remove(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError as fault:
+        return fault.errno != errno.EBUSY
+    return True
+
+
 class SlotGroup:
     """Groups of one slot; `try_create` gives None where control groups cannot be written."""
 
@@ -40,30 +55,31 @@ class SlotGroup:
         self.fds = tuple(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in folders)
 
     @classmethod
-    def try_create(cls, name: str) -> SlotGroup | None:
+    def try_create(cls) -> SlotGroup | None:
         try:
             own = _own_paths()
             if "memory" in own and "pids" in own:
                 parents = [_ROOT / kind / own[kind].lstrip("/") for kind in ("memory", "pids")]
-                return cls._create(parents[0], parents[1], name, unified=False)
+                return cls._create(parents[0], parents[1], unified=False)
             here = _ROOT / own[""].lstrip("/")
         except (OSError, KeyError, ValueError):
             return None
         for parent in (here, here.parent):
             with contextlib.suppress(OSError):
                 if parent.is_relative_to(_ROOT):
-                    return cls._create(parent, parent, name, unified=True)
+                    return cls._create(parent, parent, unified=True)
         return None
 
     @classmethod
-    def _create(cls, memory_parent: Path, pids_parent: Path, name: str, *, unified: bool) -> SlotGroup:
+    def _create(cls, memory_parent: Path, pids_parent: Path, *, unified: bool) -> SlotGroup:
         folders = []
+        name = f"{_PREFIX}-{os.getpid()}-{next(_NUMBERS)}"
         try:
             for parent in dict.fromkeys((memory_parent, pids_parent)):
                 _remove_stale(parent)
                 if unified:
                     (parent / "cgroup.subtree_control").write_text("+memory +pids")
-                folder = parent / f"{_PREFIX}-{os.getpid()}-{name}"
+                folder = parent / name
                 folder.mkdir()
                 folders.append(folder)
             group = cls(memory=folders[0], pids=folders[-1], unified=unified)
@@ -103,6 +119,8 @@ class SlotGroup:
         for handle in self.fds:
             os.close(handle)
         self.fds = ()
+        # The last processes of a server that was killed may still be on their way out.
+        deadline = time.monotonic() + _REMOVE_DEADLINE_S
         for folder in dict.fromkeys((self._memory, self._pids)):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+            while not _remove(folder) and time.monotonic() < deadline:
+                select.select([], [], [], _REMOVE_PAUSE_S)

@@ -187,6 +187,9 @@ class Sandbox:
         )
 
     def _make_slot(self, level: str, index: int) -> Slot:
+        cgroup: Literal["if_possible", "required", "none"] = "if_possible" if self._use_cgroup else "none"
+        if self._slots:
+            cgroup = "none" if self._slots[0].group is None else "required"
         if os.geteuid() == 0:
             first = _claim_uids(self._uid_base + 2 * index, self._claims)
             uids = {"program": first, "tests": first + 1}
@@ -200,7 +203,7 @@ class Sandbox:
             prefix=self._prefix(),
             packages=self._packages,
             preload=self._preload,
-            use_cgroup=self._use_cgroup,
+            cgroup=cgroup,
         )
 
     def _prefix(self) -> str:

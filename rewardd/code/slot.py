@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rewardd.code.cgroup import SlotGroup
 from rewardd.code.inside import sweep
@@ -22,6 +22,7 @@ from rewardd.code.limits import Limits
 
 _START_DEADLINE_S: Final = 30.0
 _KILL_DEADLINE_S: Final = 30.0
+_STOP_S: Final = 5.0
 _FOLLOW_S: Final = 0.5
 _READ_BYTES: Final = 1 << 18
 _HARNESS_FOLDER: Final = str(Path(__file__).parent)
@@ -89,7 +90,7 @@ class Slot:
         prefix: str,
         packages: dict[str, str],
         preload: tuple[str, ...],
-        use_cgroup: bool,
+        cgroup: Literal["if_possible", "required", "none"],
     ) -> None:
         self._settings: dict[str, Any] = {
             "level": level,
@@ -102,12 +103,13 @@ class Slot:
         }
         self._interpreter = interpreter
         self._name = name
-        self._use_cgroup = use_cgroup
+        self._cgroup = cgroup
         self.group: SlotGroup | None = None
         self.num_starts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._next_job = 0
         self._scratch = ""
+        self._control = socket.socket(socket.AF_UNIX)
         self.start()
 
     def start(self) -> None:
@@ -116,11 +118,14 @@ class Slot:
         if self._settings["level"] != "namespaces":
             self._scratch = tempfile.mkdtemp(prefix="slipstream-code-")
             os.chmod(self._scratch, 0o711)
-        self.group = SlotGroup.try_create(f"{self._name}-{self.num_starts}") if self._use_cgroup else None
+        self.group = None if self._cgroup == "none" else SlotGroup.try_create()
+        if self.group is None and self._cgroup == "required":
+            raise InfraError("cannot make the control group that this slot's tier promises")
+        # The tier is told once: a restart neither loses the group nor gains one.
+        self._cgroup = "none" if self.group is None else "required"
         self.num_starts += 1
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         fds = self.group.fds if self.group else ()
-        moved = [os.dup(handle) for handle in fds]
         try:
             self._process = subprocess.Popen(
                 [self._interpreter, "-I", "-S", "-B", "-c", _BOOT, _HARNESS_FOLDER, str(theirs.fileno())],
@@ -128,46 +133,44 @@ class Slot:
                 stdout=subprocess.DEVNULL,
                 env=_ENVIRONMENT,
                 cwd="/",
-                pass_fds=(theirs.fileno(), *moved),
+                pass_fds=(theirs.fileno(), *fds),
                 start_new_session=True,
             )
         except OSError as fault:
+            self.stop()
             raise InfraError(f"cannot start {self._interpreter}: {fault}") from fault
         finally:
             theirs.close()
         try:
-            self._send({**self._settings, "cgroup_fds": moved, "scratch": self._scratch})
+            self._send({**self._settings, "cgroup_fds": list(fds), "scratch": self._scratch})
             self.facts = self._receive(time.monotonic() + _START_DEADLINE_S)
         except InfraError:
             self.stop()
             raise
-        finally:
-            for handle in moved:
-                os.close(handle)
         if not self.facts["ok"]:
             self.stop()
             raise LevelUnavailable(self.facts["error"])
 
     def stop(self) -> None:
         """Ends the server and all it runs; the slot can be started again."""
-        if self._process is None:
-            return
         self._control.close()
-        try:
-            self._process.wait(timeout=5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-        if self._settings["level"] != "namespaces" and os.geteuid() == 0:
-            # A server that was killed could not clean up; in namespaces the kernel does.
-            for uid in self._settings["uids"].values():
-                sweep.kill_user(uid, reap=False)
+        if self._process is not None:
+            try:
+                self._process.wait(timeout=_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+            if self._settings["level"] != "namespaces" and os.geteuid() == 0:
+                # A server that was killed could not clean up; in namespaces the kernel does.
+                for uid in self._settings["uids"].values():
+                    sweep.kill_user(uid, reap=False)
         if self.group is not None:
             self.group.close()
             self.group = None
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = ""
 
     @property
     def is_up(self) -> bool:

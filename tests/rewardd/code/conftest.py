@@ -5,7 +5,7 @@ import pytest
 from rewardd.code import IsolationUnavailable, Sandbox
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
     """The strongest sandbox that this machine allows."""
     try:

@@ -253,3 +253,23 @@ def test_numpy_is_there_when_it_is_installed(sandbox: Sandbox) -> None:
     pytest.importorskip("numpy")
     result = run_echo(sandbox, "import numpy as np\nprint(np.array([int(input())]).sum())")
     assert result.verdict == "correct"
+
+
+def test_no_control_group_outlives_its_fork_server() -> None:
+    def groups() -> set[Path]:
+        return set(Path("/sys/fs/cgroup").rglob(f"slipstream-code-{os.getpid()}-*"))
+
+    before = groups()
+    with Sandbox(packages=()) as sandbox:
+        if "cgroup" not in sandbox.tier:
+            pytest.skip(f"no control groups on tier {sandbox.tier}")
+        for _ in range(3):
+            killer = threading.Timer(0.3, kill_servers, [sandbox])
+            killer.start()
+            assert (
+                run_echo(sandbox, "import os, time\nos.fork()\ntime.sleep(0.5)\nprint(input())").verdict != "unjudged"
+            )
+            killer.join()
+        during = groups() - before
+    assert {path.name for path in during} and len({path.name for path in during}) == 1
+    assert groups() == before
