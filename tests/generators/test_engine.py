@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from generators.backends.base import Sample, SampleRequest
+from generators.backends.base import RequestFailed, Sample, SampleRequest
 from learner.weights.publisher import Publisher
 from learner.weights.snapshot import Snapshot
 from protocol.messages import SamplingParams, VersionPublished
@@ -137,12 +137,20 @@ def test_b18_folder_defaults_are_ignored(engine: Engine) -> None:
 
 
 def test_b19_ids_beyond_the_tokenizer_are_never_sampled(engine: Engine) -> None:
-    hot = sampling_params(temperature=5.0, max_tokens=200, stop_token_ids=())
+    hot = sampling_params(temperature=2.0, max_tokens=200, stop_token_ids=())
     asked = requests("hot", 8, sampling=hot)
     samples = engine.sample(asked)
     ids = np.concatenate([sample.token_ids for sample in samples])
     assert ids.size == 1600 and ids.max() < NUM_IDS < VOCAB_SIZE
     assert log_ratio(engine.folder, asked[0], samples[0]).max() < 1e-3
+
+
+def test_b12_refused_request_fails_alone_and_leaves_nothing_behind(engine: Engine) -> None:
+    bad = sampling_params(temperature=5.0, stop_token_ids=())  # above what vLLM takes
+    with pytest.raises(RequestFailed, match="temperature"):
+        engine.sample(requests("bad", 1, sampling=bad))
+    assert engine.backend.progress() == {}
+    assert engine.sample(requests("good", 1))[0].num_tokens == 80
 
 
 def test_b69_stop_token_is_part_of_the_answer(engine: Engine) -> None:
