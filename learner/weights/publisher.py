@@ -186,7 +186,7 @@ class Publisher:
             self._hear_out(receivers)
             self._membership.blame(receivers, self._epoch)
         self._last_seconds = time.monotonic() - started
-        committed = [m.name for m in receivers if m.held == version]
+        committed = sorted(m.name for m in receivers if m.held == version)
         if committed:
             fields = {"policy_version": version, "epoch": self._epoch, "seconds": round(self._last_seconds, 3)}
             event(log, logging.INFO, "version published", generators=",".join(committed), **fields)
