@@ -7,7 +7,7 @@ Sequences lie one after another on the token axis. Three kernels give the same r
 - ``sdpa``: documents of similar length are gathered into right-padded blocks. Under a causal mask a query never sees
   the padding behind it, so a block needs no mask, and what is computed at padding is dropped. Blocks of short
   documents take two batched products and a softmax instead: PyTorch's fused kernel for CPUs spends ten times as long
-  in their backward pass.
+  in their backward pass. Documents may share tokens: the answers to one prompt hold the prompt once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -28,20 +29,25 @@ SHORT_DOCUMENT = 256
 
 @dataclass(frozen=True)
 class Block:
-    """Documents of similar length: ``gather [n, L]`` token indices (any real token at padding), and the inverse:
-    ``own [M]`` tokens in the block and ``place [M]``, where each lies in the flattened block."""
+    """Documents of similar length: ``gather [n, L]`` token indices (the last one again at padding).
+
+    ``tokens [M]`` are its real entries and ``places [M]`` where they lie in the flattened block; ``own`` are the places
+    whose outputs count, each token's first in the micro-batch. ``is_shared``: some token lies at several places.
+    """
 
     gather: torch.Tensor
+    tokens: torch.Tensor
+    places: torch.Tensor
     own: torch.Tensor
-    place: torch.Tensor
+    is_shared: bool
 
 
 @dataclass(frozen=True)
 class PackedLayout:
     """Where the documents of a packed micro-batch lie.
 
-    ``cu_seqlens`` int32 ``[n + 1]``; ``blocks`` (sdpa only) cover every document once; ``restore [N]`` brings the
-    blocks' real outputs, concatenated, back into token order.
+    ``cu_seqlens`` int32 ``[n + 1]`` is for the other kernels; ``blocks`` (sdpa only) cover every document once;
+    ``restore [N]`` brings the blocks' own outputs, concatenated, back into token order.
     """
 
     cu_seqlens: torch.Tensor
@@ -66,26 +72,36 @@ def choose_kernel(wanted: str, *, device: torch.device) -> str:
     return wanted
 
 
-def plan_layout(lengths: Sequence[int], *, kernel: str, device: torch.device) -> PackedLayout:
-    """Layout of documents of these lengths (all >= 1), packed in this order."""
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + length)
+def plan_layout(documents: Sequence[np.ndarray], *, kernel: str, device: torch.device) -> PackedLayout:
+    """Layout of documents given as the packed token indices they consist of, in order (at least one each).
+
+    With kernel "sdpa" documents may share leading tokens; the other kernels need each in one run of its own.
+    """
+    lengths = [len(document) for document in documents]
+    starts = np.concatenate([[0], np.cumsum(lengths)])
     cu_seqlens = torch.tensor(starts, dtype=torch.int32, device=device)
     if kernel != "sdpa":
         return PackedLayout(cu_seqlens=cu_seqlens, max_length=max(lengths), kernel=kernel)
     blocks, order = [], []
+    emitted = np.zeros(1 + max(int(document.max()) for document in documents), dtype=bool)
     for members in _similar_lengths(lengths):
-        longest = max(lengths[i] for i in members)
-        column = torch.arange(longest)
-        length_n = torch.tensor([lengths[i] for i in members])
-        real = column[None, :] < length_n[:, None]
-        start_n = torch.tensor([starts[i] for i in members])
-        gather = start_n[:, None] + torch.minimum(column[None, :], length_n[:, None] - 1)
-        own, place = gather[real], real.flatten().nonzero()[:, 0]
-        order.append(own)
-        blocks.append(Block(gather=gather.to(device), own=own.to(device), place=place.to(device)))
-    restore = torch.argsort(torch.cat(order)).to(device)
+        gather = np.stack([np.pad(documents[i], (0, lengths[members[0]] - lengths[i]), mode="edge") for i in members])
+        real = np.arange(gather.shape[1])[None, :] < np.asarray([lengths[i] for i in members])[:, None]
+        tokens, places = gather[real], np.flatnonzero(real)
+        _, first = np.unique(tokens, return_index=True)
+        own = np.sort(first[~emitted[tokens[first]]])
+        emitted[tokens] = True
+        order.append(tokens[own])
+        blocks.append(
+            Block(
+                gather=torch.from_numpy(gather).to(device),
+                tokens=torch.from_numpy(tokens).to(device),
+                places=torch.from_numpy(places).to(device),
+                own=torch.from_numpy(places[own]).to(device),
+                is_shared=len(first) < len(tokens),
+            )
+        )
+    restore = torch.from_numpy(np.argsort(np.concatenate(order))).to(device)
     return PackedLayout(
         cu_seqlens=cu_seqlens, max_length=max(lengths), kernel=kernel, blocks=tuple(blocks), restore=restore
     )
@@ -145,14 +161,14 @@ def packed_attention(
     for block in packed_layout.blocks:
         q, k, v = (_ToBlock.apply(t, block).transpose(1, 2) for t in (query_NHd, key_NHd, value_NHd))
         out_nLHd = _block_attention(q, k, v, scaling=scaling).transpose(1, 2)
-        outputs.append(out_nLHd.flatten(0, 1).index_select(0, block.place))
+        outputs.append(out_nLHd.flatten(0, 1).index_select(0, block.own))
     assert packed_layout.restore is not None
     return torch.cat(outputs).index_select(0, packed_layout.restore)[None], None
 
 
 class _ToBlock(torch.autograd.Function):
-    """``[N, H, d] -> [n, L, H, d]``. Padding repeats real tokens and gets no gradient, so the backward pass is a copy
-    instead of an accumulation."""
+    """``[N, H, d] -> [n, L, H, d]``. What lies at padding influences nothing, so the backward pass visits real places
+    only: a copy, or a sum in float32 where documents share tokens."""
 
     @staticmethod
     def forward(ctx: Any, x_NHd: torch.Tensor, block: Block) -> torch.Tensor:
@@ -162,9 +178,14 @@ class _ToBlock(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_nLHd = grads[0]
-        grad_NHd = grad_nLHd.new_zeros(ctx.num_tokens, *grad_nLHd.shape[2:])
-        own_MHd = grad_nLHd.flatten(0, 1).index_select(0, ctx.block.place)
-        return grad_NHd.index_copy_(0, ctx.block.own, own_MHd), None
+        block = ctx.block
+        grad_MHd = grad_nLHd.flatten(0, 1).index_select(0, block.places)
+        shape = (ctx.num_tokens, *grad_nLHd.shape[2:])
+        if not block.is_shared:
+            return grad_nLHd.new_zeros(shape).index_copy_(0, block.tokens, grad_MHd), None
+        sum_NHd = torch.zeros(shape, dtype=torch.float32, device=grad_MHd.device)
+        sum_NHd.index_put_((block.tokens,), grad_MHd.float(), accumulate=True)
+        return sum_NHd.to(grad_MHd.dtype), None
 
 
 def _block_attention(

@@ -142,23 +142,32 @@ def build_micro_batch(
 ) -> MicroBatch:
     """Packs these items. All tokens of ``excluded`` items stay in the sequence and leave ``mask_T``.
 
-    Masks come from the recorded lengths alone; token ids never decide what is trained.
+    Masks come from the recorded lengths alone; token ids never decide what is trained. With kernel "sdpa" answers to
+    the same prompt share its tokens, which changes nothing but the work: under a causal mask a prompt does not see
+    its answers.
     """
     if not indices:
         return _dummy(kernel=kernel, device=device)
-    lengths = [len(arrays[i].token_ids) for i in indices]
-    tokens, positions, predict, temperature, seq_id = [], [], [], [], []
+    tokens, positions, predict, temperature, seq_id, response = [], [], [], [], [], []
+    documents: list[np.ndarray] = []
+    prompts: dict[tuple[int, bytes], np.ndarray] = {}
     offset = 0
-    for sequence, (i, length) in enumerate(zip(indices, lengths, strict=True)):
-        item = items[i]
-        num_response = item.num_response_tokens
-        tokens.append(arrays[i].token_ids)
-        positions.append(np.arange(length))
-        predict.append(offset + item.num_prompt_tokens - 1 + np.arange(num_response))
+    for sequence, i in enumerate(indices):
+        item, ids = items[i], arrays[i].token_ids
+        num_prompt, num_response = item.num_prompt_tokens, item.num_response_tokens
+        key = (item.group_id, ids[:num_prompt].tobytes())
+        shared = prompts.get(key, np.empty(0, np.int64)) if kernel == "sdpa" else np.empty(0, np.int64)
+        num_new = len(ids) - len(shared)
+        document = np.concatenate([shared, offset + np.arange(num_new)])
+        prompts[key] = document[:num_prompt]
+        documents.append(document)
+        tokens.append(ids[len(shared) :])
+        positions.append(np.arange(len(shared), len(ids)))
+        predict.append(document[num_prompt - 1 : num_prompt - 1 + num_response])
+        response.append(ids[num_prompt:])
         temperature.append(np.full(num_response, item.temperature, np.float32))
         seq_id.append(np.full(num_response, sequence, np.int64))
-        offset += length
-    token_N, predict_T = np.concatenate(tokens).astype(np.int64), np.concatenate(predict)
+        offset += num_new
     version_T = np.concatenate([arrays[i].versions for i in indices]).astype(np.int64)
     sampled_T = np.concatenate([arrays[i].loss_mask for i in indices]) != 0
 
@@ -169,11 +178,11 @@ def build_micro_batch(
 
     return MicroBatch(
         indices=tuple(indices),
-        input_ids=put(token_N)[None],
+        input_ids=put(np.concatenate(tokens).astype(np.int64))[None],
         position_ids=put(np.concatenate(positions))[None],
-        layout=plan_layout(lengths, kernel=kernel, device=device),
-        predict_T=put(predict_T),
-        token_T=put(token_N[predict_T + 1]),
+        layout=plan_layout(documents, kernel=kernel, device=device),
+        predict_T=put(np.concatenate(predict)),
+        token_T=put(np.concatenate(response).astype(np.int64)),
         temperature_T=put(np.concatenate(temperature)),
         logp_behaviour_T=put(np.concatenate([arrays[i].logp_behaviour for i in indices]).astype(np.float32)),
         version_T=put(version_T),
@@ -191,7 +200,7 @@ def _dummy(*, kernel: str, device: torch.device) -> MicroBatch:
         indices=(),
         input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device),
         position_ids=torch.arange(2, device=device)[None],
-        layout=plan_layout([2], kernel=kernel, device=device),
+        layout=plan_layout([np.arange(2)], kernel=kernel, device=device),
         predict_T=zero,
         token_T=zero,
         temperature_T=torch.ones(1, device=device),

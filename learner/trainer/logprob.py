@@ -47,7 +47,7 @@ class _ChunkedLogProb(torch.autograd.Function):
         if grad_logp_T is None:
             grad_logp_T = torch.zeros_like(lse_T)
         grad_hidden_TD = torch.empty_like(hidden_TD)
-        grad_weight_VD = torch.zeros(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
+        grad_weight_VD: torch.Tensor | None = None  # float32 as soon as chunks are added up
         for start in range(0, hidden_TD.shape[0], ctx.chunk_tokens):
             part = slice(start, start + ctx.chunk_tokens)
             logq_tV = _logits(hidden_TD[part], weight_VD, temperature_T[part]).sub_(lse_T[part, None])
@@ -61,7 +61,9 @@ class _ChunkedLogProb(torch.autograd.Function):
             grad_tV /= temperature_T[part, None]
             low_tV = grad_tV.to(weight_VD.dtype)
             grad_hidden_TD[part] = low_tV @ weight_VD
-            grad_weight_VD += low_tV.T @ hidden_TD[part]
+            part_VD = low_tV.T @ hidden_TD[part]
+            grad_weight_VD = part_VD if grad_weight_VD is None else grad_weight_VD.float().add_(part_VD)
+        assert grad_weight_VD is not None, "a micro-batch has at least one response token"
         return grad_hidden_TD, grad_weight_VD.to(weight_VD.dtype), None, None, None
 
 

@@ -61,13 +61,15 @@ def make_items(*, num_groups: int = 4, group_size: int = 2, seed: int = 0, tempe
 
 
 def make_arrays(items: Sequence[BatchItem], *, seed: int = 0, version: int = 0) -> dict[int, TrajectoryArrays]:
-    """Random byte tokens; behaviour log-probs near those of a nearly uniform policy."""
+    """Random byte tokens, one prompt per group; behaviour log-probs near those of a nearly uniform policy."""
     rng = np.random.default_rng(seed + 1)
     arrays = {}
+    prompts: dict[int, np.ndarray] = {}
     for index, item in enumerate(items):
         num_response = item.num_response_tokens
+        prompt = prompts.setdefault(item.group_id, rng.integers(0, 256, item.num_prompt_tokens))
         arrays[index] = TrajectoryArrays(
-            token_ids=rng.integers(0, 256, item.num_prompt_tokens + num_response).astype(np.int32),
+            token_ids=np.concatenate([prompt, rng.integers(0, 256, num_response)]).astype(np.int32),
             logp_behaviour=rng.uniform(-7.0, -4.5, num_response).astype(np.float32),
             versions=np.full(num_response, version, np.int32),
             loss_mask=np.ones(num_response, np.uint8),
