@@ -17,7 +17,7 @@ def score(path: Path, lines: list[str], capsys: pytest.CaptureFixture[str], *opt
 
 def test_profiles_and_require_box_change_the_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.jsonl"
-    line = [json.dumps({"response": "3 + 4 = 7", "gold": "7"})]
+    line = [json.dumps({"response": "So 3 plus 4 gives 7 apples in total", "gold": "7"})]
     assert score(path, line, capsys) == (0, ["wrong"])
     assert score(path, line, capsys, "--profile", "or1-compat") == (0, ["correct"])
     line = [json.dumps({"response": "The answer is 7.", "gold": "7"})]
