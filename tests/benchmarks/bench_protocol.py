@@ -36,7 +36,7 @@ import zmq
 from protocol import framing
 from protocol.config import Config
 from protocol.errors import PeerRefused, PeerUnreachable
-from protocol.messages import Ack, Envelope, Heartbeat, HeartbeatAck, Hello, Trajectory, Welcome
+from protocol.messages import Ack, Heartbeat, HeartbeatAck, Hello, Trajectory, Welcome
 from protocol.sockets import Client, Server, make_hello
 from tests.benchmarks.bench_wire import TRANSPORT, sample_frames
 from tests.support.roles import ask_status, start_role, write_run
