@@ -27,10 +27,10 @@ class MetricsEndpoint(Collector):
     def __init__(self, port: int, *, name: str, setting: str) -> None:
         self.values: Mapping[str, float] = {}
         self._server = None
+        number = re.search(r"(\d+)$", name)
+        self.port = port and port + (int(number.group(1)) if number else 0)
         if not port:
             return
-        number = re.search(r"(\d+)$", name)
-        self.port = port + (int(number.group(1)) if number else 0)
         registry = CollectorRegistry()
         registry.register(self)
         try:

@@ -208,6 +208,7 @@ def test_b43_generators_follow_a_restarted_publisher_at_the_same_address(
         wait_until(lambda: second.members() == ["g0"], what="the member again")
         second.publisher.submit(snapshot(model, 4))
         wait_until(lambda: process.has(4), what="version 4")
+        assert second.members() == ["g0"]
     finally:
         second.publisher.close()
 

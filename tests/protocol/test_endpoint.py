@@ -27,4 +27,6 @@ def test_values_are_served_at_the_port_of_the_instance() -> None:
 
 
 def test_port_0_is_off() -> None:
-    MetricsEndpoint(0, name="rewardd-0", setting="rewardd.metrics_port").close()
+    endpoint = MetricsEndpoint(0, name="rewardd-0", setting="rewardd.metrics_port")
+    assert endpoint.port == 0
+    endpoint.close()

@@ -126,9 +126,10 @@ def test_b35_fuzzed_real_messages_decode_or_are_frame_errors(data) -> None:
 @given(st.lists(st.binary(max_size=64), max_size=5))
 def test_b35_random_bytes_decode_or_are_frame_errors(frames) -> None:
     try:
-        framing.decode(frames, max_bytes=MAX)
+        envelope, arrays = framing.decode(frames, max_bytes=MAX)
     except FrameError:
         return
+    assert isinstance(envelope, Envelope) and len(arrays) == len(frames) - 1
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=40), st.floats(0.01, 10), st.none() | st.integers(0, 2**31))

@@ -92,6 +92,7 @@ def test_b21_known_pairs_are_scored_again_while_serving() -> None:
         judge.start("math")
         pool = judge._pools["math"]
         wait_until(lambda: judge.turn() == [] and sum(w.num_done for w in pool._workers) >= 18, what="a third round")
+        assert judge.serves("math")
 
 
 def test_b22_an_endless_answer_times_out_its_worker_is_killed_and_others_go_on(plugin) -> None:

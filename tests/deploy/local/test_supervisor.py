@@ -215,6 +215,7 @@ def test_roles_end_when_the_supervisor_is_killed(start: Callable[..., Running]) 
     running.process.kill()
     running.process.wait(DEADLINE_S)
     eventually(lambda: not child.is_running(), "the role's end")
+    assert not child.is_running()
 
 
 def test_a_new_supervisor_kills_what_a_dead_one_left(start: Callable[..., Running], tmp_path: Path) -> None:
