@@ -70,6 +70,8 @@ class TrainerEngine:
             )
         self._loss = loss_config(algorithm, max_response_tokens=config.sampling.max_response_tokens)
         self._kernel = choose_kernel(config.model.attention, device=device)
+        if config.learner.liger and device.type != "cuda":
+            raise ValueError("learner.liger needs a GPU: set it to false")
         self.dtype: torch.dtype = getattr(torch, config.model.dtype)
         init_distributed(rank=rank, num_ranks=num_ranks, device=device, timeout_s=config.trainer.collective_timeout_s)
         torch.manual_seed(config.run.seed + rank)
@@ -88,6 +90,8 @@ class TrainerEngine:
             kernel=self._kernel,
             chunk_tokens=self.config.learner.logprob_chunk_tokens,
             gradient_checkpointing=trained and self.config.model.gradient_checkpointing,
+            checkpoint_share=self.config.model.checkpoint_share,
+            liger=self.config.learner.liger,
         )
         return model if trained else model.requires_grad_(False).to(self.device)
 
@@ -95,8 +99,8 @@ class TrainerEngine:
         """Trains one batch: all its mini-batches, one optimizer step each.
 
         A step whose gradient is not finite is dropped on all ranks and counted, as is one without a token to train;
-        neither version nor learning rate advance when all are. Raises ValueError on all ranks for a malformed batch,
-        before any state has changed.
+        neither version nor learning rate advance when all are. Raises ValueError on all ranks together when one of
+        them refuses the batch; nothing was trained then.
         """
         started = time.monotonic()
         config, plan = self.config, batch.plan
@@ -148,8 +152,9 @@ class TrainerEngine:
             if mini.num_tokens_global == 0:
                 outcomes.append(StepOutcome(applied=False, grad_norm=0.0))
             else:
-                sums = add_metric_sums(sums, train_mini_batch(mini, zero=self.zero, inputs=inputs))
-                outcomes.append(self.zero.step(lr=lr))
+                part, outcome = train_mini_batch(mini, zero=self.zero, inputs=inputs, lr=lr)
+                sums = add_metric_sums(sums, part)
+                outcomes.append(outcome)
             self.num_skipped_in_a_row = 0 if outcomes[-1].applied else self.num_skipped_in_a_row + 1
         return (sum_over_ranks(sums, device=self.device) if sums else {}), outcomes
 

@@ -52,11 +52,19 @@ def hf_name(parameter_name: str) -> str:
 
 
 def load_policy(
-    path: str | Path, *, dtype: torch.dtype, kernel: str, chunk_tokens: int, gradient_checkpointing: bool
+    path: str | Path,
+    *,
+    dtype: torch.dtype,
+    kernel: str,
+    chunk_tokens: int,
+    gradient_checkpointing: bool,
+    checkpoint_share: float = 1.0,
+    liger: bool = False,
 ) -> PolicyModel:
     """Loads a model folder in ``dtype`` on the CPU.
 
-    Raises ValueError for a missing folder, and for models whose logits are not a plain product with the head.
+    With ``gradient_checkpointing`` the first ``checkpoint_share`` of the layers recompute their activations. Raises
+    ValueError for a missing folder, and for models whose logits are not a plain product with the head.
     """
     from transformers import AutoModelForCausalLM
 
@@ -67,9 +75,34 @@ def load_policy(
     hf = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype, attn_implementation=implementation)
     _require_plain_head(hf, path=str(path))
     hf.train()
+    if liger:
+        _use_liger(hf)
     if gradient_checkpointing:
-        hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _checkpoint_layers(hf, share=checkpoint_share)
     return PolicyModel(hf, chunk_tokens=chunk_tokens)
+
+
+def _checkpoint_layers(hf: Any, *, share: float) -> None:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    layers = [module for module in hf.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers[round(share * len(layers)) :]:
+        layer.gradient_checkpointing = False
+
+
+def _use_liger(hf: Any) -> None:
+    """Liger's kernels for norms, activations and rotary embedding; the head stays ours, which gives log-probs."""
+    try:
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+    except ImportError as error:
+        raise ValueError(
+            f"learner.liger needs the package liger-kernel ({error}): install it or set it to false"
+        ) from error
+    if hf.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise ValueError(f"Liger has no kernels for models of type {hf.config.model_type}: set learner.liger to false")
+    _apply_liger_kernel_to_instance(model=hf, cross_entropy=False, fused_linear_cross_entropy=False)
 
 
 def _require_plain_head(hf: Any, *, path: str) -> None:

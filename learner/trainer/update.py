@@ -15,7 +15,7 @@ from learner.algorithms.policy_loss import LossConfig, compute_policy_loss
 from learner.algorithms.staleness import staleness_mask
 from learner.algorithms.tensors import count_trained, masked_sum
 from learner.trainer.batch import MicroBatch, TrainBatch, build_micro_batch, split_mini_batches
-from learner.trainer.deepspeed_adapter import ZeroEngine
+from learner.trainer.deepspeed_adapter import StepOutcome, ZeroEngine
 from learner.trainer.reduce import max_over_ranks, raise_together, sum_over_ranks
 from protocol.config.learner import AlgorithmSection
 
@@ -167,16 +167,28 @@ class StepInputs:
     reference: dict[int, torch.Tensor]
 
 
-def train_mini_batch(mini: MiniBatch, *, zero: ZeroEngine, inputs: StepInputs) -> MetricSums:
-    """Forward and backward passes of all micro-batches; the caller steps the optimizer. Returns this rank's sums."""
+def train_mini_batch(
+    mini: MiniBatch, *, zero: ZeroEngine, inputs: StepInputs, lr: float
+) -> tuple[MetricSums, StepOutcome]:
+    """Forward and backward passes of all micro-batches and one optimizer step. Returns this rank's sums.
+
+    A loss that this rank refuses becomes NaN until the step, which all ranks then drop, and ends in an error on all of
+    them: raising at once would leave the others waiting in a collective.
+    """
     sums: MetricSums = {}
     last = len(mini.micro_batches) - 1
+    error: Exception | None = None
     for number, micro_batch in enumerate(mini.micro_batches):
         logp_T, entropy_T = zero(micro_batch)
-        loss, part = micro_batch_loss(micro_batch, logp_T=logp_T, entropy_T=entropy_T, mini=mini, inputs=inputs)
+        try:
+            loss, part = micro_batch_loss(micro_batch, logp_T=logp_T, entropy_T=entropy_T, mini=mini, inputs=inputs)
+        except ValueError as refused:
+            error, loss, part = refused, logp_T.sum() * float("nan"), {}
         zero.backward(loss * zero.num_ranks, is_last=number == last)
         sums = add_metric_sums(sums, part)
-    return sums
+    outcome = zero.step(lr=lr)
+    raise_together(error, device=zero.device)
+    return sums, outcome
 
 
 def micro_batch_loss(
@@ -184,16 +196,20 @@ def micro_batch_loss(
 ) -> tuple[torch.Tensor, MetricSums]:
     """This rank's share of the mini-batch's loss.
 
-    Log-probs that are not finite (the policy itself has broken) make the loss NaN instead of raising, so that all
-    ranks go through the same collectives and drop the step together.
+    Log-probs of a model that are not finite (the policy or the reference has broken) make the loss NaN instead of
+    raising, so that all ranks go through the same collectives and drop the step together.
     """
     device = logp_T.device
     adv_S = torch.as_tensor(inputs.adv_S[list(micro_batch.indices)] if micro_batch.indices else [0.0], device=device)
     current_T = logp_T.detach()
-    broken_T = ~(current_T.isfinite() & entropy_T.detach().isfinite()) & micro_batch.mask_T
+    prox_T = inputs.proximal.get(id(micro_batch), current_T)
+    reference_T = inputs.reference.get(id(micro_batch))
+    sound_T = current_T.isfinite() & entropy_T.detach().isfinite() & prox_T.isfinite()
+    if reference_T is not None:
+        sound_T &= reference_T.isfinite()
+    broken_T = ~sound_T & micro_batch.mask_T
     is_broken = bool(broken_T.any())
     mask_T = micro_batch.mask_T & ~broken_T if is_broken else micro_batch.mask_T
-    prox_T = inputs.proximal.get(id(micro_batch), current_T)
     if inputs.loglinear:
         prox_T = proximal_loglinear(
             logp_behaviour_T=micro_batch.logp_behaviour_T,
@@ -213,7 +229,7 @@ def micro_batch_loss(
         config=inputs.config,
         num_tokens_global=mini.num_tokens_global,
         num_seqs_global=mini.num_seqs_global,
-        ref_logp_T=inputs.reference.get(id(micro_batch)),
+        ref_logp_T=reference_T,
         trajectory_ids=[inputs.trajectory_ids[i] for i in micro_batch.indices],
     )
     return (logp_T.sum() * float("nan"), sums) if is_broken else (loss, sums)

@@ -29,6 +29,12 @@ class ModelSection(Section):
     tokenizer_path: str | None = Field(None, description="Tokenizer folder; default: model.path.")
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Computing type of learner and engine.")
     gradient_checkpointing: bool = Field(True, description="Recompute activations in the backward pass.")
+    checkpoint_share: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="gradient_checkpointing: share of the layers that recompute; lower it as memory allows.",
+    )
     attention: Literal["auto", "flash", "varlen", "sdpa"] = Field("auto", description="Packed attention kernel.")
     chat_template_kwargs: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="Extra arguments of the chat template."
