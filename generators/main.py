@@ -12,6 +12,7 @@ import psutil
 from generators.backends import Backend, make_backend
 from generators.backends.base import EngineFailed
 from generators.delivery import Delivery
+from generators.environments import load_environment
 from generators.service import GeneratorService
 from generators.text import Decoder
 from generators.watchdog import Watchdog
@@ -72,6 +73,8 @@ class Generator:
             on_welcome=lambda welcome: self._post(self._acks.put_nowait, welcome),
             on_refused=lambda error: self._post(self._end, ExitStatus.LOST_DEPENDENCY, str(error)),
         )
+        environment = config.generators.environment
+        self._environment = load_environment(environment.name, dict(environment.options)) if environment.name else None
         self._delivery = Delivery(hello=hello, transport=config.transport)
         self._weights = Joining(config, hello=hello, backend=self._backend)
 
@@ -105,6 +108,7 @@ class Generator:
             delivery=self._delivery,
             decoder=Decoder(self._config.model.tokenizer_path or self._config.model.path),
             tokenizer_hash=self._hash,
+            environment=self._environment,
         )
 
     async def _serve(self, service: GeneratorService) -> ExitStatus:
@@ -224,6 +228,8 @@ class Generator:
             asyncio.wrap_future(in_thread("goodbye", lambda: self._client.close(deadline_s=1.0, reason=self._state))),
             asyncio.ensure_future(self._backend.close()),
         ]
+        if self._environment is not None:
+            closing.append(asyncio.ensure_future(self._environment.close()))
         await asyncio.wait(closing, timeout=_CLOSE_S)
         kill_children()
 

@@ -16,6 +16,8 @@ import numpy as np
 
 from generators.backends.base import Backend, EngineFailed, RequestFailed
 from generators.delivery import Delivery
+from generators.environments.base import Environment
+from generators.episodes import EpisodePlayer
 from generators.slots import Slot, hand_back_of, slots_of, trajectory_of
 from generators.text import Decoder
 from protocol.config import Config
@@ -36,6 +38,7 @@ class GeneratorService:
     Args:
         coordinator: the connected client of the coordinator.
         decoder: turns ids into text for scoring, and knows which ids exist.
+        environment: speaks between the policy's turns; None: an answer is one turn.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class GeneratorService:
         delivery: Delivery,
         decoder: Decoder,
         tokenizer_hash: str,
+        environment: Environment | None = None,
     ) -> None:
         self._config = config
         self._name = name
@@ -56,6 +60,9 @@ class GeneratorService:
         self._delivery = delivery
         self._decoder = decoder
         self._tokenizer_hash = tokenizer_hash
+        self._player = EpisodePlayer(
+            config.generators.environment, backend=backend, environment=environment, decoder=decoder
+        )
         self._slots: dict[str, Slot] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._freed = asyncio.Event()
@@ -129,12 +136,12 @@ class GeneratorService:
         taken = 0
         for lease in grant.leases:
             for slot in slots_of(lease, arrays):
-                newest = max([lease.min_version, *slot.earlier.versions[-1:].tolist()])
+                newest = max([lease.min_version, *slot.answer.versions[-1:].tolist()])
                 if not self._leasing or newest > self._backend.policy_version:
                     self._spawn(self._hand_back([slot], reason=f"version {newest} needed"))
                     continue
                 taken += 1
-                self._slots[slot.request_id] = slot
+                self._slots[slot.key] = slot
                 self._spawn(self._work(slot))
         return taken
 
@@ -142,42 +149,35 @@ class GeneratorService:
 
     async def _work(self, slot: Slot) -> None:
         try:
-            request = slot.request()
-            if request is not None:
-                slot.sample = await self._backend.sample(request)
+            await self._player.play(slot)
         except EngineFailed as error:
             if not self.failure.done():
                 self.failure.set_result(error)
             return
         except RequestFailed as error:
-            event(log, logging.WARNING, "request failed", request=slot.request_id, reason=str(error))
+            event(log, logging.WARNING, "request failed", slot=slot.key, reason=str(error))
             self._release(slot)
             await self._hand_back([slot], reason=str(error))
             return
         self._release(slot)
-        answer = slot.answer()
-        if answer.finish_reason == "aborted":
+        if slot.answer.finish_reason == "aborted":
             await self._hand_back([slot], reason="cancelled" if slot.cancelled else "draining")
-        elif (problem := self._decoder.problem_of(answer.token_ids)) != "":
-            event(log, logging.ERROR, "answer refused", request=slot.request_id, reason=problem)
-            slot.sample = None
-            await self._hand_back([slot], reason=problem)
         else:
             await self._deliver(slot)
 
     def _release(self, slot: Slot) -> None:
-        self._slots.pop(slot.request_id, None)
+        self._slots.pop(slot.key, None)
         self._freed.set()
 
     async def _deliver(self, slot: Slot) -> None:
-        text = self._decoder.text(slot.answer().token_ids)
+        text = self._decoder.text(slot.answer.token_ids)
         body, arrays = trajectory_of(
             slot, generator=self._name, tokenizer_hash=self._tokenizer_hash, response_text=text
         )
         self.num_finished += 1
         ack = await self._delivery.deliver(body, arrays)
         if ack.status == "refused":
-            event(log, logging.ERROR, "answer refused", request=slot.request_id, reason=ack.reason)
+            event(log, logging.ERROR, "answer refused", slot=slot.key, reason=ack.reason)
 
     async def _hand_back(self, slots: list[Slot], *, reason: str) -> None:
         body, arrays = hand_back_of(slots, reason=reason)
@@ -211,13 +211,12 @@ class GeneratorService:
             slot = self._slots.get(f"{ref.group_id}/{ref.slot}/{ref.attempt}")
             if slot is not None and not slot.cancelled:
                 slot.cancelled = True
-                await self._backend.abort(slot.request_id)
+                await self._player.interrupt(slot)
 
     def observe(self) -> Mapping[str, int]:
         """Refreshes the snapshots; returns tokens per running request."""
         counts = self._backend.progress()
-        slots = [(slot, counts.get(request_id, 0)) for request_id, slot in self._slots.items()]
-        self.progress = [slot.progress(count) for slot, count in slots]
+        self.progress = [slot.progress(counts.get(slot.request_id, 0)) for slot in self._slots.values()]
         self.num_tokens += sum(max(0, count - self._last_seen.get(request, 0)) for request, count in counts.items())
         self._last_seen = dict(counts)
         self.clock.switch("working" if counts else f"waiting for {self.waiting_for or 'leases'}")
@@ -234,8 +233,8 @@ class GeneratorService:
         while self._slots and monotonic() < deadline and not self.failure.done():
             await self._wait_freed(min(_ASK_AGAIN_S, max(0.01, deadline - monotonic())))
             self._freed.clear()
-        for request_id in list(self._slots):
-            await self._backend.abort(request_id)
+        for slot in list(self._slots.values()):
+            await self._player.interrupt(slot)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=deliver_s)
         if self._tasks:

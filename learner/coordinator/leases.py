@@ -20,7 +20,7 @@ from protocol.config import Config
 from protocol.messages import HandBack, Heartbeat, Lease, LeaseGrant, PartialAnswer
 
 Arrays = Mapping[str, NDArray[np.generic]]
-PARTIAL_ARRAYS = {"token_ids": "<i4", "logp_behaviour": "<f4", "versions": "<i4"}
+PARTIAL_ARRAYS = {"token_ids": "<i4", "logp_behaviour": "<f4", "versions": "<i4", "loss_mask": "|u1"}
 ORDERLY_REASONS = ("", "cancelled", "draining")
 SHARE_SLACK = 1.5
 

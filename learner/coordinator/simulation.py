@@ -315,6 +315,7 @@ class _Simulation:
             prefix + "token_ids": np.full(len(versions), 2, "<i4"),
             prefix + "logp_behaviour": np.zeros(len(versions), "<f4"),
             prefix + "versions": versions,
+            prefix + "loss_mask": np.ones(len(versions), "|u1"),
         }
         partial = m.PartialAnswer(group_id=key[0], slot=key[1], num_tokens=len(versions))
         body = m.HandBack(group_id=key[0], attempt=key[2], slots=[key[1]], partial=[partial], reason="cancelled")

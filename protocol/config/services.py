@@ -21,6 +21,17 @@ class CoordinatorSection(Section):
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port; 0 = off.")
 
 
+class EnvironmentSection(Section):
+    """`generators.environment`: multi-turn answers."""
+
+    name: str = Field(
+        "", description="package.module:Class, or an entry point of slipstream.environments (code_tool); empty: none."
+    )
+    options: dict[str, str | int | float | bool] = Field(default_factory=dict, description="Arguments of its class.")
+    max_turns: int = Field(4, ge=1, description="Turns of the policy in one answer.")
+    deadline_s: float = Field(30.0, gt=0, description="One turn of the environment; past it the answer is tried again.")
+
+
 class GeneratorsSection(Section):
     """`generators`: the vLLM services."""
 
@@ -46,6 +57,7 @@ class GeneratorsSection(Section):
     engine_args: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="More engine arguments, by vLLM's names."
     )
+    environment: EnvironmentSection = EnvironmentSection()
     engine_start_s: float = Field(600.0, gt=0, description="Deadline of the engine's start.")
     no_token_s: float = Field(120.0, gt=0, description="No token for this long with work pending: unhealthy, exit.")
     drain_s: float = Field(30.0, ge=0, description="On SIGTERM: time to finish answers before handing them back.")

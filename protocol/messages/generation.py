@@ -9,7 +9,7 @@ from protocol.messages.base import Body, FinishReason, NonNegative, Purpose, Sam
 
 class PartialAnswer(Struct, kw_only=True, frozen=True):
     """Tokens an earlier attempt already sampled for a slot, to be continued. Its arrays travel in the envelope as
-    `partial/{group_id}/{slot}/{token_ids|logp_behaviour|versions}` (response tokens only)."""
+    `partial/{group_id}/{slot}/{token_ids|logp_behaviour|versions|loss_mask}` (response tokens only)."""
 
     group_id: int
     slot: int

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from generators.environments import Episode, Observation
 from protocol.errors import ExitStatus
 from protocol.messages import PartialAnswer, SlotRef
 from tests.generators.support import FakeRun, make_lease
@@ -49,6 +50,7 @@ def test_partial_answer_is_continued_token_by_token(fake_run: FakeRun, start_scr
         "partial/5/0/token_ids": np.arange(10, 20, dtype=np.int32),
         "partial/5/0/logp_behaviour": -np.arange(10, dtype=np.float32),
         "partial/5/0/versions": np.zeros(10, dtype=np.int32),
+        "partial/5/0/loss_mask": np.ones(10, dtype=np.uint8),
     }
     partial = [PartialAnswer(group_id=5, slot=0, num_tokens=10)]
     continued = type(lease)(**{f: getattr(lease, f) for f in lease.__struct_fields__} | {"partial": partial})
@@ -59,6 +61,30 @@ def test_partial_answer_is_continued_token_by_token(fake_run: FakeRun, start_scr
     assert arrays["token_ids"][4:14].tolist() == list(range(10, 20))
     assert arrays["logp_behaviour"][:10].tolist() == [-float(i) for i in range(10)]
     assert body.num_response_tokens > 10 and body.sampling == lease.sampling
+
+
+class Adds:
+    """An environment that says one thing after the first turn."""
+
+    def __init__(self, *, text: str) -> None:
+        self._text = text
+
+    async def respond(self, episode: Episode) -> Observation | None:
+        return Observation(text=self._text, role="user") if len(episode.turns) == 1 else None
+
+    async def close(self) -> None:
+        return None
+
+
+def test_answers_of_several_turns_arrive_with_their_masks(fake_run: FakeRun, start_scripted: Start) -> None:
+    fake_run.leases = [(make_lease(6, slots=4, max_tokens=200), {})]
+    start_scripted(environment={"name": f"{__name__}:Adds", "options": {"text": "go on"}})
+    wait_until(lambda: len(fake_run.trajectories) >= 4, what="4 trajectories")
+    for received in fake_run.trajectories:
+        mask = received.arrays["loss_mask"]
+        assert mask[0] == mask[-1] == 1 and np.flatnonzero(np.diff(mask.astype(int))).size == 2
+        assert received.body.response_text.count("go on") == 1
+        assert (received.arrays["logp_behaviour"][mask == 0] == 0).all()
 
 
 def test_drain_hands_back_unfinished_answers_with_their_tokens(fake_run: FakeRun, start_scripted: Start) -> None:

@@ -73,6 +73,7 @@ def test_handed_back_tokens_survive_a_crash_and_move_with_the_lease(build):
         prefix + "token_ids": np.asarray([65, 66, 67], "<i4"),
         prefix + "logp_behaviour": np.asarray([-1, -2, -3], "<f4"),
         prefix + "versions": np.zeros(3, "<i4"),
+        prefix + "loss_mask": np.asarray([1, 0, 1], "|u1"),
     }
     partial = m.PartialAnswer(group_id=lease.group_id, slot=0, num_tokens=3)
     h.ask(a, m.HandBack(group_id=lease.group_id, attempt=1, slots=[0], partial=[partial], reason="draining"), arrays)
@@ -83,6 +84,7 @@ def test_handed_back_tokens_survive_a_crash_and_move_with_the_lease(build):
     assert grant.body.leases[0].partial == [partial] and grant.body.leases[0].attempt == 2
     assert grant.arrays[prefix + "token_ids"].tolist() == [65, 66, 67]
     assert grant.arrays[prefix + "logp_behaviour"].tolist() == [-1, -2, -3]
+    assert grant.arrays[prefix + "loss_mask"].tolist() == [1, 0, 1]
 
 
 def test_b13_a_generator_that_dies_gives_its_leases_back_at_once(build):
