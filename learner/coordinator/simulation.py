@@ -88,7 +88,7 @@ class _ScratchJournal(Journal):
 
     def append(self, arrays: Arrays) -> Location:
         location = Location(0, next(self._count))
-        if "loss_mask" not in arrays:
+        if len(arrays["token_ids"]) == len(arrays["loss_mask"]):  # no prompt: a partial answer
             self._records[location.offset] = dict(arrays)
         return location
 
