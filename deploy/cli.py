@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from deploy.commands import configuration, data, demo, doctor, local, operators, roles, scoring, tools
+from deploy.commands import configuration, data, demo, doctor, local, operators, roles, scoring, tools, units
 from protocol.errors import ExitStatus, UserError
 
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -34,7 +34,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for family in (demo, doctor, local, roles, operators, configuration, data, scoring, tools):
+for family in (demo, doctor, local, roles, operators, configuration, data, scoring, tools, units):
     family.register(app)
 
 

@@ -21,6 +21,7 @@ from protocol.config import Config
 from protocol.errors import ExitStatus
 from protocol.logs import event
 from protocol.messages import Heartbeat, HeartbeatAck, Welcome
+from protocol.notify import notifier
 from protocol.sockets import Client, Received, make_hello, new_incarnation
 from protocol.threads import in_thread
 from protocol.versions import tokenizer_hash
@@ -113,6 +114,7 @@ class Generator:
 
     async def _serve(self, service: GeneratorService) -> ExitStatus:
         self._state = "serving"
+        notifier().ready(f"serving policy version {self._backend.policy_version}")
         event(log, logging.INFO, "serving", policy_version=self._backend.policy_version)
         leasing = asyncio.ensure_future(service.lease_forever())
         tasks = [leasing, asyncio.ensure_future(self._follow_acks(service)), asyncio.ensure_future(self._tick(service))]
@@ -135,6 +137,7 @@ class Generator:
 
     async def _drain(self, service: GeneratorService, status: ExitStatus) -> None:
         self._state = "draining"
+        notifier().stopping("draining")
         grace_s = self._config.deploy.stop_grace_s
         finish_s = 0.0 if status is ExitStatus.FINISHED else min(self._config.generators.drain_s, grace_s / 2)
         await service.drain(finish_s=finish_s, deliver_s=grace_s / 4)
@@ -159,6 +162,7 @@ class Generator:
             if problem:
                 self._end(ExitStatus.UNHEALTHY, problem)
             await self._backend.check_health()
+            notifier().progress()
             limit_gb = self._config.generators.memory_limit_gb
             if limit_gb and (used_gb := self._resident_gb()) > limit_gb:
                 self._end(ExitStatus.MEMORY_LIMIT, f"{used_gb:.1f} GB resident (generators.memory_limit_gb)")

@@ -3,6 +3,7 @@
 import atexit
 import json
 import logging
+import os
 import sys
 import time
 from typing import Any, TextIO
@@ -17,20 +18,42 @@ def event(logger: logging.Logger, level: int, message: str, **fields: Any) -> No
 
 
 class LineFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z WARNING rewardd/rewardd-0 protocol.sockets.server: message key=value ...`"""
+    """`2026-01-31T12:00:00.123Z WARNING rewardd/rewardd-0 protocol.sockets.server: message key=value ...`
 
-    def __init__(self, role: str, name: str) -> None:
+    For the journal, which stamps lines itself, each line begins with its priority (`<4>`, sd-daemon(3)) instead.
+    """
+
+    def __init__(self, role: str, name: str, *, for_journal: bool = False) -> None:
         super().__init__()
         self._who = f"{role}/{name}"
+        self._for_journal = for_journal
 
     def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = f"{stamp}.{int(record.msecs):03d}Z {record.levelname} {self._who} {record.name}: {record.getMessage()}"
+        line = f"{record.levelname} {self._who} {record.name}: {record.getMessage()}"
         for key, value in getattr(record, "fields", {}).items():
             line += f" {key}={_plain(value)}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
-        return line
+        if self._for_journal:
+            priority = f"<{_priority(record.levelno)}>"
+            return priority + line.replace("\n", f"\n{priority}")
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        return f"{stamp}.{int(record.msecs):03d}Z {line}"
+
+
+def _priority(level: int) -> int:
+    """The syslog priority of a logging level."""
+    steps = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+    return next((priority for limit, priority in steps if level >= limit), 7)
+
+
+def is_journal(stream: TextIO) -> bool:
+    """Whether a stream goes straight to the systemd journal (JOURNAL_STREAM names its device and inode)."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 def _plain(value: Any) -> str:
@@ -77,7 +100,7 @@ class RepeatFilter(logging.Filter):
 def setup_logging(role: str, name: str, *, level: int = logging.INFO, stream: TextIO | None = None) -> logging.Handler:
     """Send all logging of this process to `stream` (default: standard error) as structured lines."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormatter(role, name))
+    handler.setFormatter(LineFormatter(role, name, for_journal=is_journal(handler.stream)))
     repeats = RepeatFilter(handler)
     handler.addFilter(repeats)
     root = logging.getLogger()

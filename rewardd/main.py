@@ -18,6 +18,7 @@ from protocol.errors import ExitStatus, UserError
 from protocol.idle import IdleClock
 from protocol.logs import event
 from protocol.messages import AnyBody, Heartbeat, Hello, Refused, Trajectory, Welcome
+from protocol.notify import notifier
 from protocol.sockets import Client, Peer, Received, Server, make_hello
 from protocol.versions import tokenizer_hash
 from rewardd.greeting import heartbeat_ack, welcome
@@ -93,6 +94,7 @@ class Daemon:
                 return ExitStatus.STOPPED if self._stop_signals else ExitStatus.UNHEALTHY
             self._join()
             self._state = "serving"
+            notifier().ready("serving")
             return self._serve()
         except CanaryFailed:
             return ExitStatus.UNHEALTHY
@@ -133,6 +135,7 @@ class Daemon:
                 status = ExitStatus.STOPPED if self._stop_signals else ExitStatus.FINISHED
                 stop_by = monotonic() + self._config.deploy.stop_grace_s / 2
                 self._service.accepting, self._state = False, "stopping"
+                notifier().stopping(status.name.lower())
             if stop_by is not None and (not self._service.num_held or monotonic() >= stop_by):
                 event(log, logging.INFO, "stopped", unacknowledged=self._service.num_held, status=status.name)
                 return status
@@ -160,6 +163,7 @@ class Daemon:
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         self._service.turn(coordinator_up=self._client.connected)
+        notifier().progress()
         self._endpoint.values = self._service.metrics() | self._server.stats.as_metrics("rewardd/wire")
 
     def _answer_heartbeat(self, received: Received) -> None:

@@ -1,5 +1,6 @@
 """One role in the foreground: what the local supervisor, systemd and Ray start."""
 
+import faulthandler
 import importlib
 import importlib.util
 import logging
@@ -10,7 +11,9 @@ from typing import Annotated
 
 import typer
 
+from deploy import ranks
 from deploy.commands.options import ConfigOption, Overrides
+from deploy.local.specs import role_command
 from protocol.config.load import load_config
 from protocol.errors import ExitStatus, UserError
 from protocol.logs import event, setup_logging
@@ -28,7 +31,8 @@ def register(app: typer.Typer) -> None:
     """Add one command per role."""
     for role, module in MAINS.items():
         if is_installed(module):
-            app.command(role, help=f"Run one {role} in the foreground.")(_command(role))
+            command = trainer_command if role == "trainer" else _command(role)
+            app.command(role, help=f"Run one {role} in the foreground.")(command)
 
 
 def is_installed(module: str) -> bool:
@@ -50,6 +54,22 @@ def _command(role: str) -> Callable[..., int]:
     return command
 
 
+def trainer_command(
+    config: ConfigOption,
+    overrides: Overrides = None,
+    name: Annotated[str, typer.Option(help="Instance name, unique in the run.")] = "trainer",
+    node_rank: Annotated[int | None, typer.Option(help="This machine's number among trainer.num_nodes.")] = None,
+) -> int:
+    """This machine's trainer ranks; one rank where RANK is set (torchrun)."""
+    loaded = load_config(config, overrides=overrides or [])
+    if not ranks.needs_launcher(loaded.config):
+        return run_role("trainer", config_path=config, name=name, overrides=overrides or [])
+    setup_logging("trainer", f"{name}/launcher")
+    rank = ranks.node_rank_of(loaded.config, given=node_rank)
+    command = (*role_command("trainer", config_path=config, name=name), *(overrides or []))
+    return int(ranks.run_ranks(loaded.config, command=command, name=name, node_rank=rank))
+
+
 def default_name(role: str) -> str:
     """Name of an instance that was given none."""
     return role if role in ("coordinator", "trainer") else f"{role}-{os.getpid()}"
@@ -62,6 +82,7 @@ def run_role(role: str, *, config_path: Path, name: str, overrides: list[str]) -
     """
     loaded = load_config(config_path, overrides=overrides)
     setup_logging(role, name)
+    faulthandler.enable()  # a watchdog's SIGABRT leaves the stack of every thread in the log
     module = importlib.import_module(MAINS[role])
     try:
         status = ExitStatus(module.run(loaded.config, name=name))

@@ -8,21 +8,31 @@ waiting --start--> running --exit 0--> finished
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
+from deploy.local.notices import Pulse
 from deploy.local.specs import RoleSpec
 from protocol.config.services import DeploySection
+from protocol.errors import ExitStatus
+from protocol.logs import event
+
+log = logging.getLogger(__name__)
 
 State = Literal["waiting", "running", "stopping", "finished", "stopped"]
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
+DUMP_S = 5.0
+"""From SIGABRT, at which a role prints its stack and ends, to SIGKILL."""
+STOP_MARGIN_S = 15.0
+"""A process that ends by itself gets this beyond the grace time of a stop before it is killed."""
 STEADY_S = 60.0
 """A process that lived this long starts its back-off anew."""
 
@@ -38,14 +48,17 @@ class Instance:
 
     Attributes:
         ready_at: monotonic time of the next start while waiting.
+        log_dir: folder of the log file; None: the processes share this one's output.
         kill_at: monotonic time at which stopping turns into killing.
         num_restarts: restarts after failures.
         last_exit: exit status of the last process that ended (negative: by that signal).
+        notify_address: NOTIFY_SOCKET of the processes; "" = they are not watched.
+        pulses: what each process has said of itself, by pid.
     """
 
     spec: RoleSpec
     settings: DeploySection
-    log_dir: Path
+    log_dir: Path | None
     state: State = "waiting"
     since: float = 0.0
     ready_at: float = 0.0
@@ -53,6 +66,8 @@ class Instance:
     num_restarts: int = 0
     last_exit: int | None = None
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    notify_address: str = ""
+    pulses: dict[int, Pulse] = field(default_factory=dict)
     on_start: Callable[[subprocess.Popen[bytes]], None] = lambda process: None
     _delay_s: float = 0.0
     _restart_after_stop: bool = False
@@ -60,7 +75,14 @@ class Instance:
     @property
     def log_path(self) -> Path:
         """Standard output and error of all ranks and all starts."""
+        assert self.log_dir is not None
         return self.log_dir / f"{self.spec.name}.log"
+
+    def _open_log(self) -> contextlib.AbstractContextManager[IO[bytes] | None]:
+        if self.log_dir is None:
+            return contextlib.nullcontext()
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        return self.log_path.open("ab")
 
     @property
     def pids(self) -> list[int]:
@@ -74,21 +96,42 @@ class Instance:
 
     def start(self, now: float) -> None:
         """Start all ranks, each in a session of its own, told to stop when the supervisor dies."""
-        self.log_dir.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("ab") as log:
+        self.pulses.clear()
+        with self._open_log() as output:
             for environment in self.spec.environment()[: self.spec.num_ranks]:
                 process = subprocess.Popen(
                     self.spec.command,
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                    stdout=output,
+                    stderr=output and subprocess.STDOUT,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **self._notify_environment(), **environment},
                     start_new_session=True,
                     preexec_fn=die_with_parent,
                 )
                 self.processes.append(process)
+                self.pulses[process.pid] = Pulse(
+                    self.spec.watchdog_s(self.settings), stop_s=self.settings.stop_grace_s + STOP_MARGIN_S
+                )
                 self.on_start(process)
         self._enter("running", now)
+
+    def _notify_environment(self) -> dict[str, str]:
+        if not self.notify_address:
+            return {}
+        watchdog_us = f"{self.spec.watchdog_s(self.settings) * 1e6:.0f}"
+        return {"NOTIFY_SOCKET": self.notify_address, "WATCHDOG_USEC": watchdog_us, "WATCHDOG_PID": ""}
+
+    def note(self, pid: int, fields: dict[str, str], now: float) -> bool:
+        """Take in what a process says; False when it is none of this instance's."""
+        pulse = self.pulses.get(pid)
+        if pulse is not None:
+            pulse.note(fields, now)
+        return pulse is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Every process has said that its start-up is over."""
+        return bool(self.processes) and all(p.is_ready for p in self.pulses.values())
 
     def check(self, now: float) -> None:
         """Notice exits and passed deadlines, and act on them."""
@@ -124,6 +167,8 @@ class Instance:
     def _check_running(self, now: float) -> None:
         exits = [p.poll() for p in self.processes]
         failed = [code for code in exits if code not in (None, 0)]
+        if not failed and self._is_silent(now):
+            failed = [int(ExitStatus.UNHEALTHY)]
         if failed:
             self.last_exit = failed[0]
             lived_s = now - self.since
@@ -141,6 +186,27 @@ class Instance:
             self.kill()
             self._reap()
             self._enter("finished", now)
+
+    def _is_silent(self, now: float) -> bool:
+        for pid, pulse in self.pulses.items():
+            if pulse.silent_s(now) > 0 and pulse.may_dump:
+                pulse.may_dump = False
+                pulse.fed_at += DUMP_S
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)
+                event(
+                    log,
+                    logging.ERROR,
+                    "no progress: the stack goes to the log, then it is killed",
+                    role=self.spec.name,
+                    pid=pid,
+                    silent_s=now - pulse.fed_at,
+                    allowed_s=pulse.watchdog_s,
+                    last_status=pulse.status,
+                )
+            elif pulse.silent_s(now) > 0:
+                return True
+        return False
 
     def _after_stop(self, now: float) -> None:
         self.kill_at = float("inf")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from protocol.config import Config
 from protocol.config.machine import free_port
+from protocol.config.services import DeploySection
 
 ROLES = ("coordinator", "rewardd", "trainer", "generator")
 """In starting order."""
@@ -25,6 +26,7 @@ class RoleSpec:
     """One role instance: `num_ranks` processes of one command that live and die together.
 
     `environment()` gives what each rank's environment adds; it is called at each start, so that ports can be fresh.
+    `min_watchdog_s`: the role may rightly be silent for this long, whatever deploy.watchdog_s says.
     """
 
     role: str
@@ -32,6 +34,11 @@ class RoleSpec:
     command: tuple[str, ...]
     num_ranks: int = 1
     environment: Callable[[], list[dict[str, str]]] = _no_extra_environment
+    min_watchdog_s: float = 0.0
+
+    def watchdog_s(self, settings: DeploySection) -> float:
+        """Longest silence of this role; 0 = unwatched."""
+        return max(settings.watchdog_s, self.min_watchdog_s) if settings.watchdog_s else 0.0
 
 
 def role_command(role: str, *, config_path: Path, name: str) -> tuple[str, ...]:
@@ -70,6 +77,7 @@ def spec_of(config: Config, *, role: str, index: int, config_path: Path, num_dev
             command=command,
             num_ranks=config.trainer.num_ranks,
             environment=lambda: trainer_environment(config),
+            min_watchdog_s=trainer_watchdog_s(config),
         )
     if role == "generator":
         return RoleSpec(
@@ -81,17 +89,26 @@ def spec_of(config: Config, *, role: str, index: int, config_path: Path, num_dev
     return RoleSpec(role=role, name=name, command=command)
 
 
-def trainer_environment(config: Config) -> list[dict[str, str]]:
-    """Environment of each trainer rank, as torchrun would set it (a fresh rendezvous port per start)."""
-    ranks, port = config.trainer.num_ranks, free_port()
+def trainer_watchdog_s(config: Config) -> float:
+    """How long a trainer may rightly be silent: two waits for a batch."""
+    return 2 * (config.trainer.batch_wait_s + config.transport.request_deadline_s)
+
+
+def trainer_environment(config: Config, *, node_rank: int = 0) -> list[dict[str, str]]:
+    """Environment of each trainer rank of one machine, as torchrun would set it.
+
+    On one machine the rendezvous port is a fresh one per start, unless trainer.master_port names it.
+    """
+    trainer = config.trainer
+    ranks, port = trainer.num_ranks, trainer.master_port or free_port()
     threads = {"OMP_NUM_THREADS": str(config.trainer.threads_per_rank)} if config.trainer.threads_per_rank else {}
     return [
         {
-            "RANK": str(rank),
+            "RANK": str(node_rank * ranks + rank),
             "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
+            "WORLD_SIZE": str(trainer.num_nodes * ranks),
             "LOCAL_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": trainer.master_addr,
             "MASTER_PORT": str(port),
             **threads,
         }

@@ -20,6 +20,7 @@ import psutil
 from deploy.local import control
 from deploy.local.instance import Instance
 from deploy.local.logfiles import rotate_if_large
+from deploy.local.notices import NoticeSocket
 from deploy.local.specs import STOP_ORDER, RoleSpec
 from protocol.config.services import DeploySection
 from protocol.errors import ExitStatus, UserError
@@ -53,6 +54,7 @@ class Supervisor:
         self._settings = settings
         self._make_spec = make_spec
         self._selector = selectors.DefaultSelector()
+        self._notices = NoticeSocket()
         self._instances = {spec.name: self._instance(spec) for spec in specs}
         self._phases: list[list[Instance]] | None = None
         self._stop_deadline = float("inf")
@@ -66,6 +68,7 @@ class Supervisor:
         wake_read, wake_write = socket.socketpair()
         wake_write.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._notices, selectors.EVENT_READ, self._on_notice)
         self._selector.register(wake_read, selectors.EVENT_READ, lambda s: s.recv(64))
         previous_fd = signal.set_wakeup_fd(wake_write.fileno())
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -86,6 +89,7 @@ class Supervisor:
             signal.set_wakeup_fd(previous_fd)
             control.close(server, path)
             self._selector.close()
+            self._notices.close()
             wake_read.close()
             wake_write.close()
 
@@ -103,6 +107,7 @@ class Supervisor:
                     "role": i.spec.role,
                     "name": i.spec.name,
                     "state": i.state,
+                    "ready": i.is_ready,
                     "since": i.since + offset,
                     "pids": i.pids,
                     "created": [created for pid in i.pids if (created := _created(pid)) is not None],
@@ -129,7 +134,8 @@ class Supervisor:
     # ------------------------------------------------------------ loop
 
     def _instance(self, spec: RoleSpec) -> Instance:
-        return Instance(spec, self._settings, self._run_dir / "logs", on_start=self._watch)
+        logs, address = self._run_dir / "logs", self._notices.address
+        return Instance(spec, self._settings, logs, on_start=self._watch, notify_address=address)
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         fd = os.pidfd_open(process.pid)
@@ -138,6 +144,12 @@ class Supervisor:
     def _on_exit(self, fd: Any) -> None:
         self._selector.unregister(fd)
         os.close(fd)
+
+    def _on_notice(self, notices: Any) -> None:
+        now = time.monotonic()
+        for pid, fields in notices.read():
+            if any(i.note(pid, fields, now) for i in self._instances.values()) and "READY" in fields:
+                self._save()
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._num_signals += 1

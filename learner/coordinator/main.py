@@ -22,6 +22,7 @@ from protocol.config import Config
 from protocol.errors import ExitStatus, MessageTooLarge, UserError
 from protocol.logs import event, setup_logging
 from protocol.messages import Refused
+from protocol.notify import notifier
 from protocol.sockets import Received, Server, new_incarnation
 from protocol.versions import tokenizer_hash
 
@@ -75,6 +76,7 @@ def run(config: Config, *, name: str) -> ExitStatus:
             )
         )
         event(log, logging.INFO, "coordinator ready", address=server.address, run_dir=str(folder), prompts=len(train))
+        notifier().ready(f"serving at {server.address}")
         with MetricsExporter(config.coordinator.metrics_port) as exporter:
             return _loop(config, server, coordinator[0], stop, exporter)
     except (OSError, sqlite3.OperationalError) as error:
@@ -129,7 +131,9 @@ def _loop(
         coordinator.commit()
         _send(server, coordinator)
         exporter.update(coordinator)
+        notifier().progress()
         if stop.requested:
+            notifier().stopping("signal")
             event(log, logging.INFO, "coordinator stops", reason="signal")
             return ExitStatus.STOPPED
         if ending.is_over(coordinator):

@@ -29,6 +29,7 @@ from protocol.messages import (
     ShardRequest,
     Welcome,
 )
+from protocol.notify import notifier
 from protocol.sockets import Client, Received, make_hello
 
 log = logging.getLogger(__name__)
@@ -166,6 +167,7 @@ class Coordination:
         done = threading.Event()
         future.add_done_callback(lambda _: done.set())
         while not done.wait(0.1):
+            notifier().progress()
             if self._stop.requested:
                 raise Interrupted
         return future.result()

@@ -42,7 +42,8 @@ def choose_device(config: Config, *, rank: int) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("trainer.device is cuda but torch sees no GPU: set trainer.device to auto or cpu")
-    index = trainer.devices[rank] if trainer.devices else rank
+    local = rank % trainer.num_ranks
+    index = trainer.devices[local] if trainer.devices else local
     if index >= torch.cuda.device_count():
         raise ValueError(
             f"trainer rank {rank} wants GPU {index}, torch sees {torch.cuda.device_count()}: see trainer.devices"

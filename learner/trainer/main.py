@@ -37,7 +37,7 @@ def run(config: Config, *, name: str) -> ExitStatus:
     device = choose_device(config, rank=rank)
     if device.type == "cpu":
         torch.set_num_threads(num_threads(config))
-    status = TrainerStatus()
+    status = TrainerStatus(longest_s=2 * config.trainer.collective_timeout_s)
     hash_of_tokenizer = tokenizer_hash(config.model.tokenizer_path or config.model.path)
     coordination: list[Coordination] = []
 

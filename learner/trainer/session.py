@@ -24,6 +24,7 @@ from protocol.config import Config
 from protocol.errors import ExitStatus, UserError
 from protocol.logs import event
 from protocol.messages import BatchNotReady, BatchTrained, CheckpointCommitted, ResumePlan
+from protocol.notify import notifier
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Session:
         try:
             ended = self._resume()
             while ended is None:
+                notifier().progress()
                 stopping = any_rank(self._stop.requested)
                 command = broadcast_command(self._decide(stopping=stopping) if self._is_first else None)
                 if isinstance(command, Train):
@@ -87,6 +89,7 @@ class Session:
                 elif isinstance(command, End):
                     ended = ExitStatus(command.status)
         finally:
+            notifier().stopping("saving what is left")
             self._close_writer()
         if self._leaving is not None:
             raise self._leaving
@@ -110,6 +113,7 @@ class Session:
         if self._is_first:
             self._agree_with_coordinator()
         self._status.started(self._engine.policy_version)
+        notifier().ready(f"policy version {self._engine.policy_version}")
         self._publish()
         return None
 

@@ -10,14 +10,20 @@ from learner.trainer.batch import UpdateResult
 from learner.trainer.memory import resident_bytes
 from protocol.idle import IdleClock
 from protocol.messages import Heartbeat
+from protocol.notify import notifier
 
 REPORTED = ("perf/update_seconds", "perf/learner_tokens_per_second", "actor/grad_norm", "learner/skipped_steps")
 
 
 class TrainerStatus:
-    """Written by the trainer's loop, read by the heartbeat thread."""
+    """Written by the trainer's loop, read by the heartbeat thread.
 
-    def __init__(self) -> None:
+    Args:
+        longest_s: what a piece of work may take without a sign of progress before the service manager steps in.
+    """
+
+    def __init__(self, *, longest_s: float = 600.0) -> None:
+        self._longest_s = longest_s
         self._clock = IdleClock()
         self._state = "starting"
         self._waiting_for = ""
@@ -39,7 +45,10 @@ class TrainerStatus:
     def working(self, state: str) -> Iterator[None]:
         """Books the block as work; publishing and saving are booked apart from training."""
         self._state = state
-        with self._clock.cause("working" if state == "training" else state):
+        with (
+            self._clock.cause("working" if state == "training" else state),
+            notifier().long_operation(state, deadline_s=self._longest_s),
+        ):
             yield
 
     def started(self, policy_version: int) -> None:

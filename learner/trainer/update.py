@@ -18,6 +18,7 @@ from learner.trainer.batch import MicroBatch, TrainBatch, build_micro_batch, spl
 from learner.trainer.deepspeed_adapter import StepOutcome, ZeroEngine
 from learner.trainer.reduce import max_over_ranks, raise_together, sum_over_ranks
 from protocol.config.learner import AlgorithmSection
+from protocol.notify import notifier
 
 LogProbs = Callable[[MicroBatch], tuple[torch.Tensor, torch.Tensor]]
 
@@ -148,6 +149,7 @@ def policy_outputs(prepared: PreparedBatch, *, forward: LogProbs, device: torch.
     for mini in prepared.mini_batches:
         for micro_batch in mini.micro_batches:
             logp[id(micro_batch)], entropy_T = forward(micro_batch)
+            notifier().progress()
             entropy += masked_sum(entropy_T.double(), micro_batch.mask_T)
     num_tokens = sum(mini.num_tokens_global for mini in prepared.mini_batches)
     total = sum_over_ranks({"entropy": entropy}, device=device)["entropy"]
@@ -186,6 +188,7 @@ def train_mini_batch(
             error, loss, part = refused, logp_T.sum() * float("nan"), {}
         zero.backward(loss * zero.num_ranks, is_last=number == last)
         sums = add_metric_sums(sums, part)
+        notifier().progress()
     outcome = zero.step(lr=lr)
     raise_together(error, device=zero.device)
     return sums, outcome

@@ -17,6 +17,9 @@ from protocol.errors import UserError
 
 Level = Literal["error", "warning"]
 
+MAX_TEMPERATURE = 2.0
+"""What engines accept; above it nearly every token is drawn from the tail."""
+
 WEIGHTED_LOSSES = ("decoupled_ppo", "gspo", "reinforce")
 """Losses corrected by the behaviour weight; the others take their ratio against the behaviour policy itself."""
 
@@ -66,6 +69,7 @@ def max_response_tokens(config: Config) -> int:
 
 def _batch(config: Config) -> Iterator[Finding]:
     learner, trainer = config.learner, config.trainer
+    num_ranks = trainer.num_ranks * trainer.num_nodes
     groups, parts = learner.groups_per_batch, learner.mini_batches
     if groups % parts:
         fits = [d for d in range(1, groups + 1) if groups % d == 0]
@@ -75,13 +79,14 @@ def _batch(config: Config) -> Iterator[Finding]:
             f"{parts} does not divide learner.groups_per_batch = {groups}: "
             f"use mini_batches = {nearest}, or groups_per_batch = {-(-groups // parts) * parts}",
         )
-    if trainer.num_ranks % learner.sequence_parallel:
+    if num_ranks % learner.sequence_parallel:
+        whole = -(-trainer.num_ranks // learner.sequence_parallel)
         yield error(
             "learner.sequence_parallel",
-            f"{learner.sequence_parallel} does not divide trainer.num_ranks = {trainer.num_ranks}: "
-            f"use num_ranks = {-(-trainer.num_ranks // learner.sequence_parallel) * learner.sequence_parallel}",
+            f"{learner.sequence_parallel} does not divide the trainer's {num_ranks} ranks (trainer.num_ranks * "
+            f"num_nodes): use num_ranks = {whole * learner.sequence_parallel}",
         )
-    answers, ranks = groups // parts * learner.group_size, trainer.num_ranks // learner.sequence_parallel
+    answers, ranks = groups // parts * learner.group_size, num_ranks // learner.sequence_parallel
     if answers < ranks:
         yield error(
             "trainer.num_ranks",
@@ -125,11 +130,6 @@ def _lengths(config: Config) -> Iterator[Finding]:
             f"use at least {generators.max_num_seqs}",
         )
     sampling = config.sampling
-    if sampling.min_response_tokens > sampling.max_response_tokens:
-        yield error(
-            "sampling.min_response_tokens",
-            f"{sampling.min_response_tokens} is above sampling.max_response_tokens = {sampling.max_response_tokens}",
-        )
     if config.algorithm.overlong == "soft_penalty" and not (
         0 < config.algorithm.overlong_buffer_tokens <= sampling.max_response_tokens
     ):
@@ -141,7 +141,7 @@ def _lengths(config: Config) -> Iterator[Finding]:
 
 
 def _sampling(config: Config) -> Iterator[Finding]:
-    for key, off in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0)):
+    for key, off in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0), ("min_response_tokens", 0)):
         value = getattr(config.sampling, key)
         if value != off:
             yield error(
@@ -149,6 +149,11 @@ def _sampling(config: Config) -> Iterator[Finding]:
                 f"{value} changes the distribution that answers are drawn from, so recorded log-probs would not be "
                 f"the policy's: use {off}",
             )
+    temperatures = {"sampling.temperature": config.sampling.temperature}
+    temperatures |= {f"stages.{i}.temperature": s.temperature for i, s in enumerate(config.stages) if s.temperature}
+    for key, value in temperatures.items():
+        if value > MAX_TEMPERATURE:
+            yield error(key, f"{value:g} makes answers noise: use at most {MAX_TEMPERATURE:g} (1 is usual)")
     starts = [stage.from_update for stage in config.stages]
     if starts != sorted(set(starts)):
         yield error("stages", f"from_update values {starts} must rise from stage to stage")
@@ -273,6 +278,20 @@ def _deadlines(config: Config) -> Iterator[Finding]:
         )
 
 
+def _machines(config: Config) -> Iterator[Finding]:
+    trainer = config.trainer
+    if trainer.num_nodes == 1:
+        return
+    if not trainer.master_port:
+        yield error("trainer.master_port", "0 with trainer.num_nodes > 1: all machines must know it, such as 29500")
+    if auth.is_local_only(f"tcp://{trainer.master_addr}:0"):
+        yield error(
+            "trainer.master_addr",
+            f"{trainer.master_addr} reaches only one machine with trainer.num_nodes = {trainer.num_nodes}: name the "
+            "first machine's own address",
+        )
+
+
 def _devices(config: Config) -> Iterator[Finding]:
     trainer, generators = config.trainer, config.generators
     if trainer.devices and len(trainer.devices) != trainer.num_ranks:
@@ -305,5 +324,6 @@ RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _correction,
     _addresses,
     _deadlines,
+    _machines,
     _devices,
 )

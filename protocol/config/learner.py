@@ -143,7 +143,12 @@ class LearnerSection(Section):
 class TrainerSection(Section):
     """`trainer`: the processes."""
 
-    num_ranks: int = Field(1, ge=1, description="Trainer ranks on this machine (torchrun).")
+    num_ranks: int = Field(1, ge=1, description="Trainer ranks on each machine.")
+    num_nodes: int = Field(1, ge=1, description="Machines with trainer ranks; the world is num_nodes * num_ranks.")
+    master_addr: str = Field("127.0.0.1", description="Address of the first trainer machine, where all ranks meet.")
+    master_port: int = Field(
+        0, ge=0, le=65535, description="Port where all ranks meet; 0 = a free one (one machine only)."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda when there is one.")
     devices: list[int] = Field(default_factory=list, description="GPU index per rank; empty: 0 .. num_ranks - 1.")
     threads_per_rank: int = Field(0, ge=0, description="CPU threads; 0 = share the cores with the generators.")

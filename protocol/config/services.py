@@ -161,5 +161,11 @@ class DeploySection(Section):
     backoff_s: float = Field(1.0, gt=0, description="First delay before a restart; doubles up to max_backoff_s.")
     max_backoff_s: float = Field(60.0, gt=0, description="Longest delay before a restart.")
     stop_grace_s: float = Field(60.0, gt=0, description="From SIGTERM to SIGKILL.")
+    watchdog_s: float = Field(
+        120.0,
+        ge=0,
+        description="A role that showed no progress for this long, once ready, is killed and restarted; 0 = never. "
+        "Long operations are announced and get their own time.",
+    )
     log_mb: int = Field(64, ge=1, description="Size of a log file before it is rotated (3 kept).")
     min_free_gb: float = Field(0.5, ge=0, description="Alarm below this much free disk.")

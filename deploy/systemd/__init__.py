@@ -1,0 +1,1 @@
+"""systemd units rendered from a run's configuration."""
