@@ -91,23 +91,12 @@ def build_batch(case: Case, *, step: int) -> TrainBatch:
     num_response = case.num_tokens - 1
     items, arrays = [], {}
     for slot in range(case.num_seqs):
-        items.append(
-            BatchItem(
-                group_id=step,
-                slot=slot,
-                prompt_id=f"p{step}",
-                data_source="random",
-                num_prompt_tokens=1,
-                num_response_tokens=num_response,
-                score=float(slot % 2),
-                verdict="correct" if slot % 2 else "wrong",
-                finish_reason="length",
-                min_version=step,
-                max_version=step,
-                temperature=1.0,
-                stage=0,
-            )  # fmt: skip
-        )
+        item = BatchItem(
+            group_id=step, slot=slot, prompt_id=f"p{step}", data_source="random", num_prompt_tokens=1,
+            num_response_tokens=num_response, score=float(slot % 2), verdict="correct" if slot % 2 else "wrong",
+            finish_reason="length", min_version=step, max_version=step, temperature=1.0, stage=0,
+        )  # fmt: skip
+        items.append(item)
         arrays[slot] = TrajectoryArrays(
             token_ids=rng.integers(0, case.vocab, case.num_tokens).astype(np.int32),
             logp_behaviour=np.full(num_response, -np.log(case.vocab), np.float32),
