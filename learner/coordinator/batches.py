@@ -42,7 +42,7 @@ class BatchRow:
 
 
 class BatchBook:
-    """All batches of the surviving lineage. `num_ranks` is what the running trainer said."""
+    """All batches of the surviving lineage. `num_ranks` (data-parallel ones) is what the running trainer said."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class BatchBook:
         self._pool = pool
         self._facts = facts
         self._shape = shape
-        self.num_ranks = config.trainer.num_ranks
+        self.num_ranks = config.trainer.num_ranks // config.learner.sequence_parallel
 
     # ------------------------------------------------------------ planning
 
@@ -126,7 +126,7 @@ class BatchBook:
     def _pack(self, items: list[BatchItem], num_ranks: int) -> tuple[list[list[list[int]]], float]:
         plan = plan_micro_batches(
             [item.num_prompt_tokens + item.num_response_tokens for item in items],
-            max_tokens=self._config.learner.max_tokens_per_micro_batch,
+            max_tokens=self._config.learner.micro_batch_tokens,
             num_ranks=num_ranks,
             shape=self._shape,
         )

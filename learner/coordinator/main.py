@@ -12,12 +12,12 @@ from types import FrameType
 from learner.coordinator.exporter import MetricsExporter
 from learner.coordinator.journal import Journal
 from learner.coordinator.metrics import RecordFile
-from learner.coordinator.packing import model_shape
 from learner.coordinator.schema import open_database
 from learner.coordinator.service import Coordinator
 from learner.coordinator.startup import load_data, lock_run_folder, wall_anchored_clock
 from learner.coordinator.store import Store
 from learner.data.tokenization import PromptTokenizer
+from learner.packing import model_shape
 from protocol.config import Config
 from protocol.errors import ExitStatus, MessageTooLarge, UserError
 from protocol.logs import event, setup_logging

@@ -404,7 +404,7 @@ def _check_lengths(config: Config, schedule: StageSchedule, train: PromptSet) ->
     base = config.sampling.max_response_tokens
     longest = max(schedule.max_response_tokens(stage, base) for stage in range(len(config.stages) + 1))
     longest += max(len(prompt.token_ids) for prompt in train.prompts)
-    cap = config.learner.max_tokens_per_micro_batch
+    cap = config.learner.micro_batch_tokens
     if longest > cap:
         raise UserError(
             f"the longest prompt and answer have {longest} tokens, a micro-batch holds {cap}; raise "

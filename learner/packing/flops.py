@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +46,33 @@ class ModelShape:
         mlp = 3 * hidden_size * intermediate_size
         params = num_layers * (attention + mlp) + hidden_size * vocab_size
         return cls(num_layers=num_layers, num_heads=num_heads, head_dim=head_dim, num_matmul_params=params)
+
+
+def model_shape(model_folder: str | Path) -> ModelShape | None:
+    """Shape of the model from its config.json; None when the file does not say.
+
+    Of a mixture of experts only the experts that a token passes through count.
+    """
+    path = Path(model_folder) / "config.json"
+    if not path.is_file():
+        return None
+    facts = json.loads(path.read_text())
+    try:
+        heads = facts["num_attention_heads"]
+        width = facts["intermediate_size"]
+        if facts.get("num_experts_per_tok"):
+            width = facts["num_experts_per_tok"] * facts["moe_intermediate_size"]
+        return ModelShape.from_dimensions(
+            num_layers=facts["num_hidden_layers"],
+            hidden_size=facts["hidden_size"],
+            intermediate_size=width,
+            num_heads=heads,
+            num_kv_heads=facts.get("num_key_value_heads") or heads,
+            head_dim=facts.get("head_dim") or facts["hidden_size"] // heads,
+            vocab_size=facts["vocab_size"],
+        )
+    except KeyError:
+        return None
 
 
 def forward_flops(lengths: Sequence[int] | NDArray[np.int64], *, shape: ModelShape) -> NDArray[np.float64]:

@@ -21,7 +21,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from learner.trainer.ranks import Ranks
+
 ATTENTION_NAME = "slipstream_packed"
+ULYSSES_NAME = "slipstream_ulysses"
 MAX_PADDING_FRACTION = 0.25
 SHORT_DOCUMENT = 256
 """Tokens up to which a block's scores are cheap enough to hold."""
@@ -123,11 +126,46 @@ def _similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def register() -> None:
-    """Makes ``attn_implementation="slipstream_packed"`` known to transformers (idempotent)."""
+def register(kernel: str, *, ranks: Ranks) -> str:
+    """Makes our attention known to transformers (idempotent); returns the ``attn_implementation`` to load models with.
+
+    With sequence parallelism it runs inside DeepSpeed's Ulysses attention, which exchanges tokens for heads around it.
+    """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, packed_attention)
+    inner = "flash_attention_2" if kernel == "flash" else ATTENTION_NAME
+    if ranks.sequence_group is None:
+        return inner
+    ALL_ATTENTION_FUNCTIONS.register(ULYSSES_NAME, _ulysses(ALL_ATTENTION_FUNCTIONS[inner], ranks))
+    return ULYSSES_NAME
+
+
+def _ulysses(inner: Any, ranks: Ranks) -> Any:
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    by_shape: dict[tuple[int, int, int], Any] = {}
+
+    def ulysses_attention(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Query ``[1, H, n, d]`` of this rank's tokens -> ``[1, n, H, d]``; `kwargs` describe the whole micro-batch."""
+        num_heads, num_kv_heads, head_size = query.shape[1], key.shape[1], query.shape[3]
+        shape = (num_heads, num_kv_heads, head_size)
+        if shape not in by_shape:
+            by_shape[shape] = UlyssesSPAttentionHF(
+                attn=inner,
+                batch_size=1,
+                attn_head_count=num_heads,
+                attn_head_size=head_size,
+                kv_head_count=num_kv_heads,
+                num_hidden_layers=1,
+                process_group=ranks.sequence_group,
+                seq_length_is_variable=True,
+            )
+        return by_shape[shape](module, query, key, value, *args, **kwargs)
+
+    return ulysses_attention
 
 
 def packed_attention(

@@ -139,15 +139,16 @@ def build_micro_batch(
     excluded: frozenset[int] = frozenset(),
     kernel: str,
     device: torch.device,
+    multiple_of: int = 1,
 ) -> MicroBatch:
     """Packs these items. All tokens of ``excluded`` items stay in the sequence and leave ``mask_T``.
 
     Masks come from the recorded lengths alone; token ids never decide what is trained. With kernel "sdpa" answers to
     the same prompt share its tokens, which changes nothing but the work: under a causal mask a prompt does not see
-    its answers.
+    its answers. A document of padding makes the number of tokens a multiple of ``multiple_of``.
     """
     if not indices:
-        return _dummy(kernel=kernel, device=device)
+        return _dummy(kernel=kernel, device=device, multiple_of=multiple_of)
     tokens, positions, predict, temperature, seq_id, response = [], [], [], [], [], []
     documents: list[np.ndarray] = []
     prompts: dict[tuple[int, bytes], np.ndarray] = {}
@@ -168,6 +169,10 @@ def build_micro_batch(
         temperature.append(np.full(num_response, item.temperature, np.float32))
         seq_id.append(np.full(num_response, sequence, np.int64))
         offset += num_new
+    if num_padding := -offset % multiple_of:
+        documents.append(offset + np.arange(num_padding))
+        tokens.append(np.zeros(num_padding, np.int32))
+        positions.append(np.arange(num_padding))
     version_T = np.concatenate([arrays[i].versions for i in indices]).astype(np.int64)
     sampled_T = np.concatenate([arrays[i].loss_mask for i in indices]) != 0
 
@@ -192,15 +197,16 @@ def build_micro_batch(
     )
 
 
-def _dummy(*, kernel: str, device: torch.device) -> MicroBatch:
-    """Two tokens of which none counts: the rank joins the slot's collectives and contributes nothing."""
+def _dummy(*, kernel: str, device: torch.device, multiple_of: int) -> MicroBatch:
+    """A few tokens of which none counts: the rank joins the slot's collectives and contributes nothing."""
+    num_tokens = max(2, multiple_of)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     off = torch.zeros(1, dtype=torch.bool, device=device)
     return MicroBatch(
         indices=(),
-        input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device),
-        position_ids=torch.arange(2, device=device)[None],
-        layout=plan_layout([np.arange(2)], kernel=kernel, device=device),
+        input_ids=torch.zeros(1, num_tokens, dtype=torch.int64, device=device),
+        position_ids=torch.arange(num_tokens, device=device)[None],
+        layout=plan_layout([np.arange(num_tokens)], kernel=kernel, device=device),
         predict_T=zero,
         token_T=zero,
         temperature_T=torch.ones(1, device=device),

@@ -32,6 +32,11 @@ class StepOutcome:
     applied: bool
     grad_norm: float
 
+    @classmethod
+    def nothing(cls) -> StepOutcome:
+        """Of a step without a token to train."""
+        return cls(applied=False, grad_norm=0.0)
+
 
 def init_distributed(*, rank: int, num_ranks: int, device: torch.device, timeout_s: float) -> None:
     """Joins the default process group (Gloo on CPUs, NCCL on GPUs); a no-op when there is one already.
@@ -120,11 +125,12 @@ class ZeroEngine:
         assert len(steps) <= 1, steps
         return steps.pop() if steps else 0
 
-    def gather(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+    def gather(self, kind: StateKind, *, copy: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields ``(name, whole tensor)`` in the model's order on rank 0, nothing elsewhere; all ranks must exhaust it.
 
-        "model" is in the computing type, the others float32. Tensors are the receiver's own, on the engine's device.
-        Raises ValueError when a tensor's shape is not the model's.
+        "model" is in the computing type, the others float32. Tensors are the receiver's own, on the engine's device;
+        without ``copy`` they may be the live state itself, to be read before the next one is asked for. Raises
+        ValueError when a tensor's shape is not the model's.
         """
         bucket: list[str] = []
         elements = 0
@@ -132,31 +138,37 @@ class ZeroEngine:
             bucket.append(name)
             elements += self._parameters[name].ds_numel
             if elements >= GATHER_BUCKET_ELEMENTS:
-                yield from self._gather_bucket(bucket, kind)
+                yield from self._gather_bucket(bucket, kind, copy=copy)
                 bucket, elements = [], 0
         if bucket:
-            yield from self._gather_bucket(bucket, kind)
+            yield from self._gather_bucket(bucket, kind, copy=copy)
 
-    def _gather_bucket(self, names: list[str], kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+    def _gather_bucket(self, names: list[str], kind: StateKind, *, copy: bool) -> Iterator[tuple[str, torch.Tensor]]:
         parts = [self._shard(name, kind).detach().reshape(-1) for name in names]
-        local = torch.cat(parts).to(self.device) if self.num_ranks > 1 or len(parts) > 1 else parts[0].to(self.device)
-        whole = local[None]
-        if self.num_ranks > 1:
-            whole = torch.empty(self.num_ranks, local.numel(), dtype=local.dtype, device=self.device)
-            dist.all_gather_into_tensor(whole.view(-1), local)
+        if self.num_ranks == 1:
+            for name, part in zip(names, parts, strict=True):
+                whole = self._whole(name, part)
+                yield name, whole.to(self.device, copy=True) if copy else whole
+            return
+        local = torch.cat(parts).to(self.device)
+        gathered = torch.empty(self.num_ranks, local.numel(), dtype=local.dtype, device=self.device)
+        dist.all_gather_into_tensor(gathered.view(-1), local)
         if self.rank != 0:
             return
         offset = 0
         for name, part in zip(names, parts, strict=True):
-            param = self._parameters[name]
-            flat = whole[:, offset : offset + part.numel()].reshape(-1)
-            if flat.numel() < param.ds_numel or tuple(param.ds_shape) != tuple(self.shapes[name]):
-                raise ValueError(
-                    f"{name}: gathered {flat.numel()} elements of shape {tuple(param.ds_shape)}, "
-                    f"the model's is {tuple(self.shapes[name])}: not exported"
-                )
-            yield name, flat[: param.ds_numel].view(self.shapes[name]).clone()
+            whole = self._whole(name, gathered[:, offset : offset + part.numel()].reshape(-1))
+            yield name, whole.clone() if copy else whole
             offset += part.numel()
+
+    def _whole(self, name: str, flat: torch.Tensor) -> torch.Tensor:
+        param = self._parameters[name]
+        if flat.numel() < param.ds_numel or tuple(param.ds_shape) != tuple(self.shapes[name]):
+            raise ValueError(
+                f"{name}: gathered {flat.numel()} elements of shape {tuple(param.ds_shape)}, "
+                f"the model's is {tuple(self.shapes[name])}: not exported"
+            )
+        return flat[: param.ds_numel].view(self.shapes[name])
 
     def load(self, read: Callable[[str, StateKind], torch.Tensor], *, num_steps: int) -> None:
         """Replaces master weights, moments and step count; ``read(name, kind)`` gives whole float32 tensors.
@@ -206,6 +218,24 @@ class ZeroEngine:
     def destroy(self) -> None:
         """Frees hooks and buffers."""
         self._engine.destroy()
+
+
+class FrozenEngine:
+    """A model that is only run, sharded by ZeRO-3 over the ranks when there are several; all ranks call it together."""
+
+    def __init__(self, model: nn.Module, *, learner: LearnerSection, dtype: torch.dtype, device: torch.device) -> None:
+        self.module: Any = model.requires_grad_(False)
+        if dist.get_world_size() == 1:
+            self._run: Any = model.to(device)
+            return
+        import deepspeed
+
+        num_elements = sum(p.numel() for p in model.parameters())
+        config = _deepspeed_config(learner, dtype=dtype, device=device, num_elements=num_elements)
+        self._run, *_ = deepspeed.initialize(model=model, config=dict(config), dist_init_required=False)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._run(*args)
 
 
 def _deepspeed_config(

@@ -11,8 +11,10 @@ from torch import nn
 from learner.trainer import attention
 from learner.trainer.batch import MicroBatch
 from learner.trainer.logprob import LogProbHead
+from learner.trainer.ranks import OwnRows, Ranks, own_rows
 
 HF_PREFIX = "hf."
+ALONE = Ranks(rank=0, num_ranks=1)
 
 
 class PolicyModel(nn.Module):
@@ -22,27 +24,69 @@ class PolicyModel(nn.Module):
     embedding's name.
     """
 
-    def __init__(self, hf: Any, *, chunk_tokens: int) -> None:
+    def __init__(self, hf: Any, *, chunk_tokens: int, ranks: Ranks) -> None:
         super().__init__()
         self.hf = hf
         self.head = LogProbHead(hf.get_output_embeddings().weight, chunk_tokens=chunk_tokens)
+        self._ranks = ranks
 
     def forward(self, micro_batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """``(logp_T, entropy_T)`` of the response tokens at their sampling temperatures, float32, nats."""
-        layout = micro_batch.layout
-        kernel_arguments: dict[str, Any] = {"packed_layout": layout}
-        if layout.kernel == "flash":
-            kernel_arguments = {
-                "cu_seq_lens_q": layout.cu_seqlens,
-                "cu_seq_lens_k": layout.cu_seqlens,
-                "max_length_q": layout.max_length,
-                "max_length_k": layout.max_length,
-            }
-        hidden_1ND = self.hf.base_model(
-            input_ids=micro_batch.input_ids, position_ids=micro_batch.position_ids, use_cache=False, **kernel_arguments
-        ).last_hidden_state
-        hidden_TD = hidden_1ND[0][micro_batch.predict_T]
-        return self.head(hidden_TD, micro_batch.token_T, micro_batch.temperature_T)
+        hidden_tD, rows = predicting_states(self.hf.base_model, micro_batch, ranks=self._ranks)
+        outputs = self.head(hidden_tD, micro_batch.token_T[rows.place_t], micro_batch.temperature_T[rows.place_t])
+        logp_T, entropy_T = rows.join(outputs, self._ranks)
+        return logp_T, entropy_T
+
+
+class CriticModel(nn.Module):
+    """The body of a language model and a head that gives one value per response token: of the state before it.
+
+    The head starts at 0, so the first values are exactly 0 whatever the body says.
+    """
+
+    def __init__(self, body: Any, *, ranks: Ranks) -> None:
+        super().__init__()
+        self.body = body
+        self.head = ValueHead(body.config.get_text_config().hidden_size, dtype=next(body.parameters()).dtype)
+        self._ranks = ranks
+
+    def forward(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """``value_T`` float32, in units of reward."""
+        hidden_tD, rows = predicting_states(self.body, micro_batch, ranks=self._ranks)
+        return rows.join((self.head(hidden_tD),), self._ranks)[0]
+
+
+class ValueHead(nn.Module):
+    """``hidden_TD -> value_T`` in float32."""
+
+    def __init__(self, hidden_size: int, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, hidden_size, dtype=dtype))
+
+    def forward(self, hidden_TD: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(hidden_TD.float(), self.weight.float())[:, 0]
+
+
+def predicting_states(body: Any, micro_batch: MicroBatch, *, ranks: Ranks) -> tuple[torch.Tensor, OwnRows]:
+    """Hidden states ``[t, D]`` that predict the response tokens of this rank's run, and which those are."""
+    layout = micro_batch.layout
+    kernel_arguments: dict[str, Any] = {"packed_layout": layout}
+    if layout.kernel == "flash":
+        kernel_arguments = {
+            "cu_seq_lens_q": layout.cu_seqlens,
+            "cu_seq_lens_k": layout.cu_seqlens,
+            "max_length_q": layout.max_length,
+            "max_length_k": layout.max_length,
+        }
+    own = ranks.own_tokens(micro_batch.num_tokens)
+    hidden_1nD = body(
+        input_ids=micro_batch.input_ids[:, own],
+        position_ids=micro_batch.position_ids[:, own],
+        use_cache=False,
+        **kernel_arguments,
+    ).last_hidden_state
+    rows = own_rows(micro_batch.predict_T, num_tokens=micro_batch.num_tokens, ranks=ranks)
+    return hidden_1nD[0][rows.row_t], rows
 
 
 def hf_name(parameter_name: str) -> str:
@@ -60,6 +104,7 @@ def load_policy(
     gradient_checkpointing: bool,
     checkpoint_share: float = 1.0,
     liger: bool = False,
+    ranks: Ranks = ALONE,
 ) -> PolicyModel:
     """Loads a model folder in ``dtype`` on the CPU.
 
@@ -68,18 +113,47 @@ def load_policy(
     """
     from transformers import AutoModelForCausalLM
 
-    if not (Path(path) / "config.json").is_file():
-        raise ValueError(f"model.path {path} holds no config.json: give the folder of a Hugging Face model")
-    attention.register()
-    implementation = "flash_attention_2" if kernel == "flash" else attention.ATTENTION_NAME
-    hf = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype, attn_implementation=implementation)
+    hf = _load(AutoModelForCausalLM, path, dtype=dtype, kernel=kernel, ranks=ranks)
     _require_plain_head(hf, path=str(path))
-    hf.train()
     if liger:
         _use_liger(hf)
     if gradient_checkpointing:
         _checkpoint_layers(hf, share=checkpoint_share)
-    return PolicyModel(hf, chunk_tokens=chunk_tokens)
+    return PolicyModel(hf, chunk_tokens=chunk_tokens, ranks=ranks)
+
+
+def load_critic(
+    path: str | Path,
+    *,
+    dtype: torch.dtype,
+    kernel: str,
+    gradient_checkpointing: bool,
+    checkpoint_share: float,
+    liger: bool,
+    ranks: Ranks,
+) -> CriticModel:
+    """Loads the body of a model folder in ``dtype`` on the CPU, with a new value head."""
+    from transformers import AutoModel
+
+    body = _load(AutoModel, path, dtype=dtype, kernel=kernel, ranks=ranks)
+    if liger:
+        _use_liger(body)
+    if gradient_checkpointing:
+        _checkpoint_layers(body, share=checkpoint_share)
+    return CriticModel(body, ranks=ranks)
+
+
+def _load(factory: Any, path: str | Path, *, dtype: torch.dtype, kernel: str, ranks: Ranks) -> Any:
+    if not (Path(path) / "config.json").is_file():
+        raise ValueError(f"model.path {path} holds no config.json: give the folder of a Hugging Face model")
+    implementation = attention.register(kernel, ranks=ranks)
+    model = factory.from_pretrained(str(path), dtype=dtype, attn_implementation=implementation)
+    if model.config.get_text_config().num_attention_heads % ranks.sequence_size:
+        raise ValueError(
+            f"{path} has {model.config.get_text_config().num_attention_heads} attention heads, which "
+            f"learner.sequence_parallel = {ranks.sequence_size} does not divide"
+        )
+    return model.train()
 
 
 def _checkpoint_layers(hf: Any, *, share: float) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 
-def sum_over_ranks(values: Mapping[str, float | torch.Tensor], *, device: torch.device) -> dict[str, float]:
-    """Sums named numbers over ranks in float64; all ranks must give the same names."""
+def sum_over_ranks(
+    values: Mapping[str, float | torch.Tensor], *, device: torch.device, group: Any = None
+) -> dict[str, float]:
+    """Sums named numbers over the ranks of a group (None: all) in float64; all must give the same names."""
     names = sorted(values)
     total = torch.tensor([float(values[name]) for name in names], dtype=torch.float64, device=device)
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=group)
     return dict(zip(names, total.tolist(), strict=True))
 
 

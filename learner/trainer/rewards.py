@@ -8,17 +8,24 @@ import numpy as np
 
 from learner.algorithms.advantages import AdvantageOptions, compute_advantages
 from learner.algorithms.shaping import soft_overlong_penalty
+from learner.coordinator.stages import StageSchedule
+from protocol.config import Config
 from protocol.config.learner import AlgorithmSection
 from protocol.messages import BatchItem
 
 
-def rewards(items: Sequence[BatchItem], *, algorithm: AlgorithmSection, max_response_tokens: int) -> np.ndarray:
-    """Rewards ``[S]`` float64: the score and, when configured, the soft overlong penalty."""
+def rewards(items: Sequence[BatchItem], *, config: Config) -> np.ndarray:
+    """Rewards ``[S]`` float64: the score and, when configured, the soft overlong penalty by each answer's stage."""
+    algorithm = config.algorithm
     reward_S = np.asarray([item.score for item in items], dtype=np.float64)
-    if algorithm.overlong == "soft_penalty":
-        reward_S = reward_S + soft_overlong_penalty(
-            [item.num_response_tokens for item in items],
-            max_length=max_response_tokens,
+    if algorithm.overlong != "soft_penalty":
+        return reward_S
+    schedule = StageSchedule(config.stages)
+    for stage in {item.stage for item in items}:
+        own = np.flatnonzero([item.stage == stage for item in items])
+        reward_S[own] += soft_overlong_penalty(
+            [items[i].num_response_tokens for i in own],
+            max_length=schedule.max_response_tokens(stage, config.sampling.max_response_tokens),
             buffer_tokens=algorithm.overlong_buffer_tokens,
             penalty=algorithm.overlong_penalty,
         )

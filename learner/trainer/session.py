@@ -134,7 +134,9 @@ class Session:
         engine = self._engine
         try:
             self._plan = self._coordination.resume(
-                last_batch_id=engine.last_batch_id, policy_version=engine.policy_version, num_ranks=engine.num_ranks
+                last_batch_id=engine.last_batch_id,
+                policy_version=engine.policy_version,
+                num_ranks=engine.ranks.num_data,
             )
             self._agreed = True
         except UserError as error:
@@ -209,7 +211,9 @@ class Session:
         engine, plan = self._engine, command.plan
         try:
             with self._status.waiting_for("shard"):
-                arrays = self._coordination.shard(batch_id=plan.batch_id, rank=engine.rank, num_ranks=engine.num_ranks)
+                arrays = self._coordination.shard(
+                    batch_id=plan.batch_id, rank=engine.ranks.data_rank, num_ranks=engine.ranks.num_data
+                )
         except (Interrupted, UserError) as failure:
             arrays = None
             if isinstance(failure, UserError):
@@ -273,16 +277,26 @@ class Session:
                 self._publisher.wait_idle(self._config.weights.deadline_s)
 
     def _save(self) -> None:
+        if any_rank(not self._last_save_is_done()):
+            return  # the snapshot's memory is still being written from
         state = save_state(self._engine, attempt=self._plan.attempt)
         self._submitted_batch_id = self._engine.last_batch_id
         if self._writer is None or state is None:
             return
-        if (earlier := self._writer.take_error()) is not None:
-            self._save_failed(earlier)
         try:
             self._writer.submit(state, deadline_s=self._config.trainer.collective_timeout_s)
         except (UserError, TimeoutError) as error:
             self._save_failed(error)
+
+    def _last_save_is_done(self) -> bool:
+        """Waits for the save before this one, and counts it when it failed."""
+        if self._writer is None:
+            return True
+        try:
+            self._writer.wait(deadline_s=self._config.trainer.collective_timeout_s)
+        except (UserError, TimeoutError) as error:
+            self._save_failed(error)
+        return not self._writer.busy
 
     def _save_failed(self, error: UserError | TimeoutError) -> None:
         """Training goes on and the save is tried again; the third failure in a row ends the trainer."""

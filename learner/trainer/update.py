@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 
 from learner.algorithms.importance import BehaviourConfig, proximal_loglinear
+from learner.algorithms.kl import Estimator, kl_estimate
 from learner.algorithms.losses import ClipRange
 from learner.algorithms.metrics import MetricSums, add_metric_sums
 from learner.algorithms.policy_loss import LossConfig, compute_policy_loss
@@ -16,6 +16,7 @@ from learner.algorithms.staleness import staleness_mask
 from learner.algorithms.tensors import count_trained, masked_sum
 from learner.trainer.batch import MicroBatch, TrainBatch, build_micro_batch, split_mini_batches
 from learner.trainer.deepspeed_adapter import StepOutcome, ZeroEngine
+from learner.trainer.ranks import Ranks
 from learner.trainer.reduce import max_over_ranks, raise_together, sum_over_ranks
 from protocol.config.learner import AlgorithmSection
 from protocol.notify import notifier
@@ -61,7 +62,7 @@ def loss_config(algorithm: AlgorithmSection, *, max_response_tokens: int) -> Los
 def prepare(
     batch: TrainBatch,
     *,
-    rank: int,
+    ranks: Ranks,
     num_mini_batches: int,
     policy_version: int,
     max_staleness: int,
@@ -76,11 +77,17 @@ def prepare(
     """
     error: Exception | None = None
     mini_batches: list[MiniBatch] = []
+    if len(batch.plan.micro_batches) != ranks.num_data:
+        raise ValueError(
+            f"batch {batch.plan.batch_id} is planned for {len(batch.plan.micro_batches)} ranks, "
+            f"{ranks.num_data} train it"
+        )
     try:
         for mini in split_mini_batches(batch.plan, num_mini_batches=num_mini_batches):
-            for index in (i for micro_batch in mini[rank] for i in micro_batch):
+            own = mini[ranks.data_rank]
+            for index in (i for micro_batch in own for i in micro_batch):
                 if index not in batch.arrays:
-                    raise ValueError(f"batch {batch.plan.batch_id}: rank {rank} has no arrays for item {index}")
+                    raise ValueError(f"batch {batch.plan.batch_id}: rank {ranks.rank} has no arrays for item {index}")
                 batch.arrays[index].check(batch.plan.items[index])
             mini_batches.append(
                 MiniBatch(
@@ -92,19 +99,20 @@ def prepare(
                             excluded=excluded,
                             kernel=kernel,
                             device=device,
+                            multiple_of=ranks.sequence_size,
                         )
-                        for indices in mini[rank]
+                        for indices in own
                     ]
                 )
             )
     except (ValueError, IndexError) as refused:
         error = refused
     raise_together(error, device=device)
-    return _count(mini_batches, policy_version=policy_version, max_staleness=max_staleness, device=device)
+    return _count(mini_batches, policy_version=policy_version, max_staleness=max_staleness, ranks=ranks, device=device)
 
 
 def _count(
-    mini_batches: list[MiniBatch], *, policy_version: int, max_staleness: int, device: torch.device
+    mini_batches: list[MiniBatch], *, policy_version: int, max_staleness: int, ranks: Ranks, device: torch.device
 ) -> PreparedBatch:
     sums: MetricSums = {}
     oldest = 0
@@ -124,7 +132,7 @@ def _count(
             tokens, seqs = count_trained(micro_batch.mask_T, micro_batch.seq_id_T)
             num_tokens, num_seqs = num_tokens + tokens, num_seqs + seqs
         sums |= {f"{number}/tokens": torch.tensor(num_tokens), f"{number}/seqs": torch.tensor(num_seqs)}
-    total = sum_over_ranks(sums, device=device)
+    total = sum_over_ranks(sums, device=device, group=ranks.data_group)
     for number, mini in enumerate(mini_batches):
         mini.num_tokens_global = int(total.pop(f"{number}/tokens"))
         mini.num_seqs_global = int(total.pop(f"{number}/seqs"))
@@ -142,7 +150,7 @@ class PolicyOutputs:
 
 
 @torch.no_grad()
-def policy_outputs(prepared: PreparedBatch, *, forward: LogProbs, device: torch.device) -> PolicyOutputs:
+def policy_outputs(prepared: PreparedBatch, *, forward: LogProbs, ranks: Ranks, device: torch.device) -> PolicyOutputs:
     """Log-probs and entropy of a policy as it is now, for the whole batch; all ranks take part."""
     logp: dict[int, torch.Tensor] = {}
     entropy = torch.zeros((), dtype=torch.float64, device=device)
@@ -152,19 +160,37 @@ def policy_outputs(prepared: PreparedBatch, *, forward: LogProbs, device: torch.
             notifier().progress()
             entropy += masked_sum(entropy_T.double(), micro_batch.mask_T)
     num_tokens = sum(mini.num_tokens_global for mini in prepared.mini_batches)
-    total = sum_over_ranks({"entropy": entropy}, device=device)["entropy"]
+    total = sum_over_ranks({"entropy": entropy}, device=device, group=ranks.data_group)["entropy"]
     return PolicyOutputs(logp=logp, entropy=total / max(1, num_tokens))
+
+
+@torch.no_grad()
+def reference_kl(
+    prepared: PreparedBatch, *, logp: dict[int, torch.Tensor], reference: dict[int, torch.Tensor], estimator: Estimator
+) -> dict[int, torch.Tensor]:
+    """KL estimate to the reference at each sampled token, nats, 0 elsewhere, by micro-batch."""
+    return {
+        id(micro_batch): kl_estimate(
+            logp_T=logp[id(micro_batch)],
+            ref_logp_T=reference[id(micro_batch)],
+            mask_T=micro_batch.sampled_T,
+            estimator=estimator,
+        )
+        for mini in prepared.mini_batches
+        for micro_batch in mini.micro_batches
+    }
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a mini-batch's loss needs beside the mini-batch."""
+    """What a mini-batch's loss needs beside the mini-batch; tensors by ``id`` of the micro-batch."""
 
-    adv_S: np.ndarray
+    advantages: dict[int, torch.Tensor]
     trajectory_ids: list[str]
     config: LossConfig
     policy_version: int
     loglinear: bool
+    from_critic: bool
     proximal: dict[int, torch.Tensor]
     reference: dict[int, torch.Tensor]
 
@@ -199,17 +225,18 @@ def micro_batch_loss(
 ) -> tuple[torch.Tensor, MetricSums]:
     """This rank's share of the mini-batch's loss.
 
-    Log-probs of a model that are not finite (the policy or the reference has broken) make the loss NaN instead of
-    raising, so that all ranks go through the same collectives and drop the step together.
+    What a model gave that is not finite (the policy, the reference or the critic has broken) makes the loss NaN
+    instead of raising, so that all ranks go through the same collectives and drop the step together.
     """
-    device = logp_T.device
-    adv_S = torch.as_tensor(inputs.adv_S[list(micro_batch.indices)] if micro_batch.indices else [0.0], device=device)
     current_T = logp_T.detach()
+    adv_T = inputs.advantages[id(micro_batch)]
     prox_T = inputs.proximal.get(id(micro_batch), current_T)
     reference_T = inputs.reference.get(id(micro_batch))
     sound_T = current_T.isfinite() & entropy_T.detach().isfinite() & prox_T.isfinite()
     if reference_T is not None:
         sound_T &= reference_T.isfinite()
+    if inputs.from_critic:
+        sound_T &= adv_T.isfinite()
     broken_T = ~sound_T & micro_batch.mask_T
     is_broken = bool(broken_T.any())
     mask_T = micro_batch.mask_T & ~broken_T if is_broken else micro_batch.mask_T
@@ -225,7 +252,7 @@ def micro_batch_loss(
         logp_T=logp_T,
         logp_prox_T=prox_T,
         logp_behaviour_T=micro_batch.logp_behaviour_T,
-        adv_T=adv_S.float()[micro_batch.seq_id_T],
+        adv_T=adv_T,
         mask_T=mask_T,
         seq_id_T=micro_batch.seq_id_T,
         entropy_T=entropy_T if inputs.config.entropy_coef else entropy_T.detach(),

@@ -100,6 +100,11 @@ def _batch(config: Config) -> Iterator[Finding]:
             f"1 with algorithm.advantage = {config.algorithm.advantage}, whose baseline is the group: "
             "use at least 2, or advantage = reinforce_pp or gae",
         )
+    if config.algorithm.advantage == "remax":
+        yield error(
+            "algorithm.advantage",
+            "remax needs the reward of each prompt's greedy answer, which the coordinator does not sample: use rloo",
+        )
     if config.algorithm.passk_k > learner.group_size:
         yield error(
             "algorithm.passk_k", f"{config.algorithm.passk_k} is above learner.group_size = {learner.group_size}"
@@ -108,7 +113,7 @@ def _batch(config: Config) -> Iterator[Finding]:
 
 def _lengths(config: Config) -> Iterator[Finding]:
     longest = config.data.max_prompt_tokens + max_response_tokens(config)
-    cap = config.learner.max_tokens_per_micro_batch * config.learner.sequence_parallel
+    cap = config.learner.micro_batch_tokens
     if cap < longest:
         yield error(
             "learner.max_tokens_per_micro_batch",

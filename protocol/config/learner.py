@@ -139,6 +139,11 @@ class LearnerSection(Section):
     zero: ZeroSection = ZeroSection()
     checkpoint: CheckpointSection = CheckpointSection()
 
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens of a packed micro-batch: the cap per rank times the ranks that share one."""
+        return self.max_tokens_per_micro_batch * self.sequence_parallel
+
 
 class TrainerSection(Section):
     """`trainer`: the processes."""

@@ -53,6 +53,11 @@ def _model(config: Config) -> Iterator[Finding]:
         yield error(
             "generators.tensor_parallel_size", f"{parallel} does not divide the model's {heads} attention heads"
         )
+    if isinstance(heads, int) and heads % config.learner.sequence_parallel:
+        yield error(
+            "learner.sequence_parallel",
+            f"{config.learner.sequence_parallel} does not divide the model's {heads} attention heads",
+        )
     yield from _memory(config, sum(f.stat().st_size for f in weights), model)
 
 

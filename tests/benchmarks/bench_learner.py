@@ -22,8 +22,7 @@ import numpy as np
 import torch
 
 from learner.algorithms.mfu import model_flops_utilisation
-from learner.coordinator.packing import model_shape
-from learner.packing.flops import ModelShape, training_flops
+from learner.packing import ModelShape, model_shape, training_flops
 from learner.trainer.batch import TrainBatch, TrajectoryArrays
 from learner.trainer.engine import TrainerEngine
 from learner.trainer.logprob import LogProbHead

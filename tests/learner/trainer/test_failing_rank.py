@@ -38,7 +38,7 @@ def broken_on_rank_1(rank, num_ranks, config):
     train(make_batch(micro_batches=SPLIT, batch_id=2))
     rewards.advantages = advantages
 
-    norm = engine._reference.hf.model.norm.weight
+    norm = engine._reference.module.hf.model.norm.weight
     healthy = norm.detach().clone()
     if rank == 1:
         norm.fill_(float("nan"))
