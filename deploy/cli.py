@@ -5,7 +5,10 @@ Exit status 0 only when the thing asked for happened; a user's mistake is one cl
 
 import errno
 import logging
+import os
 import sys
+import threading
+from typing import NoReturn
 
 import typer
 
@@ -40,7 +43,21 @@ for family in (demo, doctor, local, roles, operators, configuration, data, scori
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its status."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    leave(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def leave(status: int) -> NoReturn:
+    """End this process; without finalising the interpreter when threads were left behind in a library's call.
+
+    A thread that returns from Gloo or NCCL into an interpreter on its way out is unwound through C++ code that forbids
+    it: the process aborts, and the supervisor restarts a role that had finished.
+    """
+    if any(thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def run(arguments: list[str]) -> int:

@@ -82,10 +82,11 @@ class Receiver:
     def close(self) -> None:
         """Ends the threads; a blocked collective is aborted."""
         self._stopping.set()
-        if self._session is not None:
-            self._session.cancel()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
+        if self._session is not None:
+            self._session.cancel()
+            self._session.join(timeout_s=2.0)
 
     def report(self, status: WeightStatus) -> None:
         """Queues a report to the main process (thread-safe)."""
@@ -167,6 +168,10 @@ class _Session:
         self._cancelled.set()
         if self._communicator is not None:
             self._communicator.abort()
+
+    def join(self, *, timeout_s: float) -> None:
+        """Waits for the thread of a cancelled session."""
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         with _own_stream(self._receiver.device):

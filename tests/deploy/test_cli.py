@@ -81,6 +81,18 @@ def test_the_command_line_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.parametrize("leaves_a_thread", [True, False])
+def test_b54_a_thread_left_in_a_library_does_not_change_the_exit_status(leaves_a_thread: bool) -> None:
+    code = (
+        "import atexit, threading\nfrom deploy.cli import leave\n"
+        "atexit.register(print, 'finalised')\n"
+        f"threading.Thread(target=threading.Event().wait, args=(1.0,), daemon={leaves_a_thread}).start()\n"
+        "leave(69)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (69, "" if leaves_a_thread else "finalised"), done.stderr
+
+
 def test_up_refuses_what_cannot_work_and_leaves_nothing_behind(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
