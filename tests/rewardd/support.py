@@ -139,8 +139,17 @@ def children_of(pid: int) -> list[int]:
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
-def wait_gone(pids: list[int]) -> None:
-    """Wait until none of the processes is alive."""
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; that pid 1 has not reaped an orphan yet is not its former parent's doing."""
     import psutil
 
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), what=f"end of {pids}")
+    try:
+        process = psutil.Process(pid)
+        return process.status() == psutil.STATUS_ZOMBIE and process.ppid() == 1
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_gone(pids: list[int]) -> None:
+    """Wait until none of the processes is alive."""
+    wait_until(lambda: all(is_gone(pid) for pid in pids), what=f"end of {pids}")

@@ -209,12 +209,12 @@ def test_b22_workers_are_recycled_between_jobs(plugin) -> None:
 
 def test_closing_leaves_no_process(plugin) -> None:
     with judging(section(num_workers=2)) as judge:
-        pids(judge)
-        family = psutil.Process().children(recursive=True)
-        assert len(family) >= 3
+        workers = pids(judge)
+        nursery = psutil.Process(min(workers)).ppid()
+        assert nursery != os.getpid() and psutil.Process(nursery).ppid() == os.getpid()
         judge.submit(0, word("spin"))
         judge.turn()
-    wait_gone([process.pid for process in family])
+    wait_gone([nursery, *workers])
 
 
 def test_pure_scorers_are_asked_once_per_answer() -> None:
