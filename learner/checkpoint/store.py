@@ -132,6 +132,11 @@ def _require_room(root: Path, *, needed: int, min_free_bytes: int) -> None:
         )
 
 
+def has_room(root: Path, *, needed: int, min_free_bytes: int) -> bool:
+    """Whether a checkpoint of this size could be begun now."""
+    return root.is_dir() and shutil.disk_usage(root).free >= needed + min_free_bytes
+
+
 def _is_complete(folder: Path) -> bool:
     try:
         read_manifest(folder)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from learner.checkpoint.store import CheckpointState, write_checkpoint
+from learner.checkpoint.store import CheckpointState, has_room, write_checkpoint
 from protocol.config.learner import CheckpointSection
 from protocol.errors import UserError
 
@@ -29,6 +29,7 @@ class CheckpointWriter:
         self._idle = threading.Condition()
         self._pending = 0
         self._error: UserError | None = None
+        self._last_bytes = 0
         self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
         self._thread.start()
 
@@ -42,11 +43,16 @@ class CheckpointWriter:
         Raises TimeoutError, and UserError when this save failed and is not in background.
         """
         self._wait_idle(deadline_s)
+        self._last_bytes = state.num_bytes
         with self._idle:
             self._pending += 1
         self._queue.put(state)
         if not self._section.in_background:
             self.wait(deadline_s=deadline_s)
+
+    def has_room(self) -> bool:
+        """Whether a save as large as the last one would find room on the disk now."""
+        return has_room(self._root, needed=self._last_bytes, min_free_bytes=int(self._section.min_free_gb * 1e9))
 
     def take_error(self) -> UserError | None:
         """The error of the last save that failed since this was asked; does not wait."""

@@ -20,6 +20,10 @@ class Wait(msgspec.Struct, tag="wait", frozen=True):
     """Nothing to do now; ranks stay in touch."""
 
 
+class Save(msgspec.Struct, tag="save", frozen=True):
+    """Save a checkpoint in the background."""
+
+
 class Finalise(msgspec.Struct, tag="finalise", frozen=True):
     """Save a checkpoint and the Hugging Face folder, as far as asked, and wait until they are on the disk."""
 
@@ -39,7 +43,7 @@ class End(msgspec.Struct, tag="end", frozen=True):
     status: int
 
 
-Command = Train | Wait | Finalise | Resume | End
+Command = Train | Wait | Save | Finalise | Resume | End
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -11,7 +11,7 @@ from learner.checkpoint.manifest import read_manifest
 from learner.checkpoint.store import CheckpointState, Found, abandon_after
 from learner.checkpoint.writer import CheckpointWriter
 from learner.trainer.batch import TrainBatch, UpdateResult
-from learner.trainer.commands import Command, End, Finalise, Resume, Train, Wait, any_rank, broadcast_command
+from learner.trainer.commands import Command, End, Finalise, Resume, Save, Train, Wait, any_rank, broadcast_command
 from learner.trainer.coordination import Coordination, Interrupted
 from learner.trainer.engine import TrainerEngine
 from learner.trainer.export import export_model
@@ -28,7 +28,7 @@ from protocol.notify import notifier
 
 log = logging.getLogger(__name__)
 
-MAX_FAILED_SAVES = 3
+MAX_LATE_SAVES = 3
 
 
 class WeightPublisher(Protocol):
@@ -63,8 +63,9 @@ class Session:
         self._plan = ResumePlan(attempt=0, replay=[], published_version=0, max_updates=config.run.max_updates)
         self._submitted_batch_id = self._committed_batch_id = 0
         self._finalised_batch_id: int | None = None
-        self._failed_saves = 0
-        self._agreed = False
+        self._late_saves = 0
+        self._unsaved: UserError | None = None
+        self._agreed = self._stopping = False
         self._expected_wait = "generation"
         self._missing_since: float | None = None
         self._leaving: UserError | None = None
@@ -80,10 +81,12 @@ class Session:
             ended = self._resume()
             while ended is None:
                 notifier().progress()
-                stopping = any_rank(self._stop.requested)
-                command = broadcast_command(self._decide(stopping=stopping) if self._is_first else None)
+                self._stopping = any_rank(self._stop.requested)
+                command = broadcast_command(self._decide() if self._is_first else None)
                 if isinstance(command, Train):
                     self._train(command)
+                elif isinstance(command, Save):
+                    self._save()
                 elif isinstance(command, Finalise):
                     self._finalise(command)
                 elif isinstance(command, End):
@@ -144,12 +147,14 @@ class Session:
         except Interrupted:
             event(log, logging.INFO, "stopped before the coordinator answered")
 
-    def _decide(self, *, stopping: bool) -> Command:
+    def _decide(self) -> Command:
         self._coordination.tend()
         if self._leaving is not None:
             return End(self._leaving.status)
-        if stopping:
+        if self._stopping:
             return self._last_act(End(ExitStatus.STOPPED), export=False)
+        if self._cannot_save():
+            return self._try_to_save()
         limit = self._config.trainer.memory_limit_gb * 1e9
         if limit and resident_bytes() > limit:
             event(log, logging.WARNING, "memory limit reached, saving and restarting", resident_bytes=resident_bytes())
@@ -170,6 +175,25 @@ class Session:
         self._missing_since = None
         self._expected_wait = "generation"
         return Train(plan=answer, replayed=answer.batch_id in self._plan.replay)
+
+    def _cannot_save(self) -> bool:
+        """Whether the last save failed for what a person has to mend: training pauses then."""
+        assert self._writer is not None
+        if (error := self._writer.take_error()) is not None:
+            self._unsaved = error
+            event(log, logging.ERROR, "paused: checkpoint failed", error=str(error))
+        return self._unsaved is not None
+
+    def _try_to_save(self) -> Command:
+        assert self._writer is not None and self._unsaved is not None
+        with self._status.waiting_for("disk"):
+            if self._stop.wait(self._config.trainer.batch_wait_s):
+                return Wait()
+        if not self._writer.has_room():
+            event(log, logging.WARNING, "waiting", waiting_for="disk", detail=str(self._unsaved))
+            return Wait()
+        self._unsaved = None
+        return Save()
 
     def _not_ready(self, answer: BatchNotReady) -> Command:
         why = answer.waiting_for
@@ -285,8 +309,10 @@ class Session:
             return
         try:
             self._writer.submit(state, deadline_s=self._config.trainer.collective_timeout_s)
-        except (UserError, TimeoutError) as error:
-            self._save_failed(error)
+        except UserError as error:
+            self._unsaved = error
+        except TimeoutError as error:
+            self._save_is_late(error)
 
     def _last_save_is_done(self) -> bool:
         """Waits for the save before this one, and counts it when it failed."""
@@ -294,18 +320,18 @@ class Session:
             return True
         try:
             self._writer.wait(deadline_s=self._config.trainer.collective_timeout_s)
-        except (UserError, TimeoutError) as error:
-            self._save_failed(error)
+        except UserError as error:
+            self._unsaved = error
+        except TimeoutError as error:
+            self._save_is_late(error)
         return not self._writer.busy
 
-    def _save_failed(self, error: UserError | TimeoutError) -> None:
-        """Training goes on and the save is tried again; the third failure in a row ends the trainer."""
-        self._failed_saves += 1
-        event(log, logging.ERROR, "checkpoint failed", error=str(error), failed_in_a_row=self._failed_saves)
-        if self._failed_saves >= MAX_FAILED_SAVES:
-            self._leaving = (
-                error if isinstance(error, UserError) else UserError(str(error), status=ExitStatus.DISK_FULL)
-            )
+    def _save_is_late(self, error: TimeoutError) -> None:
+        """Training goes on; the third save in a row that does not end ends the trainer."""
+        self._late_saves += 1
+        event(log, logging.ERROR, "checkpoint is late", error=str(error), late_in_a_row=self._late_saves)
+        if self._late_saves >= MAX_LATE_SAVES:
+            self._leaving = UserError(str(error), status=ExitStatus.DISK_FULL)
 
     def _finalise(self, command: Finalise) -> None:
         engine = self._engine
@@ -320,8 +346,13 @@ class Session:
                 self._writer.wait(deadline_s=self._config.trainer.collective_timeout_s)
                 if snapshot is not None:
                     self._export(snapshot)
-            except (UserError, TimeoutError) as error:
-                self._leaving = error if isinstance(error, UserError) else UserError(str(error))
+            except UserError as error:
+                if self._stopping:
+                    self._leaving = error
+                else:  # pause until it can be saved, then finish
+                    self._unsaved, self._finalised_batch_id = error, None
+            except TimeoutError as error:
+                self._leaving = UserError(str(error))
 
     def _export(self, snapshot: Snapshot) -> None:
         model = self._config.model
@@ -336,7 +367,7 @@ class Session:
 
     def _on_committed(self, state: CheckpointState, folder: Path) -> None:
         version = state.scalars["engine"]["policy_version"]
-        self._committed_batch_id, self._failed_saves = state.step, 0
+        self._committed_batch_id, self._late_saves = state.step, 0
         event(log, logging.INFO, "checkpoint committed", path=folder.name, policy_version=version)
         self._coordination.tell(
             CheckpointCommitted(batch_id=state.step, policy_version=version, path=str(folder.absolute()))

@@ -68,7 +68,7 @@ def test_b63_killed_at_random_moments_the_newest_committed_is_always_whole(tmp_p
     write_checkpoint(tmp_path, make_state(1, numel=200_000), keep=keep)
     seconds_per_save = time.monotonic() - started
     reached = 1
-    for _ in range(10):
+    for _ in range(25):
 
         def save_for_ever(first=reached + 1):
             for step in count(first):

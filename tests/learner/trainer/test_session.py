@@ -1,11 +1,13 @@
 """The trainer's loop against a scripted coordinator on a real socket: flow, resume, restarts, stops, export."""
 
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from learner.checkpoint import store
 from learner.checkpoint.store import committed_steps, newest_committed
 from learner.trainer.coordination import Coordination
 from learner.trainer.engine import TrainerEngine
@@ -13,7 +15,7 @@ from learner.trainer.session import Session
 from learner.trainer.status import TrainerStatus
 from learner.trainer.stop import StopSignal
 from protocol.errors import ExitStatus, UserError
-from protocol.messages import BatchTrained, CheckpointCommitted, ResumeRequest
+from protocol.messages import BatchTrained, CheckpointCommitted, Heartbeat, ResumeRequest
 from tests.learner.trainer.coordinator import ScriptedCoordinator
 from tests.support.tiny_model import build_tiny_model
 from tests.support.training import tiny_config
@@ -212,14 +214,49 @@ def test_b65_resuming_from_an_earlier_step_sets_the_later_ones_aside_once(config
     assert again.of(ResumeRequest)[0].last_batch_id == 3
 
 
-def test_a_disk_without_room_does_not_stop_training_and_ends_it_only_when_saving_is_all_that_is_left(
-    config, coordinator_of
-):
-    full = changed(config, learner={"checkpoint": config.learner.checkpoint.model_dump() | {"min_free_gb": 1e9}})
-    coordinator = coordinator_of(full, num_batches=3)
-    outcome, engine, publisher = run_session(full, coordinator)
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk whose free bytes the test sets."""
+    free = {"bytes": 1 << 40}
+    real = shutil.disk_usage
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: real(path)._replace(free=free["bytes"]))
+    return free
+
+
+def test_b59_a_full_disk_pauses_the_run_says_so_and_it_goes_on_when_there_is_room(config, coordinator_of, disk):
+    said, versions_while_full = [], []
+
+    def on_body(body):
+        if isinstance(body, BatchTrained) and body.batch_id == 3:
+            disk["bytes"] = 0  # the save after batch 4 finds no room
+        if isinstance(body, Heartbeat) and body.waiting_for == "disk":
+            said.append(body.state)
+            versions_while_full.append(body.policy_version)
+            if len(said) == 3:
+                disk["bytes"] = 1 << 40
+
+    coordinator = coordinator_of(config, num_batches=7, on_body=on_body)
+    outcome, engine, _ = run_session(config, coordinator)
+    assert outcome is ExitStatus.FINISHED and engine.last_batch_id == 7
+    assert len(said) >= 3 and max(versions_while_full) - min(versions_while_full) == 0, "nothing was trained meanwhile"
+    committed = [c.batch_id for c in coordinator.of(CheckpointCommitted)]
+    assert committed[0] == 2 and committed[-1] == 7
+    assert newest_committed(Path(config.run.dir) / "checkpoints").manifest.step == 7
+
+
+def test_a_stop_while_the_disk_is_full_keeps_the_last_good_one_and_is_no_success(config, coordinator_of, disk):
+    stop = StopSignal()
+
+    def on_body(body):
+        if isinstance(body, BatchTrained) and body.batch_id == 3:
+            disk["bytes"] = 0
+        if isinstance(body, Heartbeat) and body.waiting_for == "disk":
+            stop.request()
+
+    outcome, *_ = run_session(config, coordinator_of(config, num_batches=100, on_body=on_body), stop=stop)
     assert isinstance(outcome, UserError) and outcome.status is ExitStatus.DISK_FULL
-    assert publisher.versions == [1, 2, 3] and engine.last_batch_id == 3
+    assert "step 2 is the last good one" in str(outcome)
+    assert newest_committed(Path(config.run.dir) / "checkpoints").manifest.step == 2
 
 
 def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(config, coordinator_of, tmp_path):
