@@ -82,7 +82,9 @@ def newest_committed(root: Path) -> Found:
     return Found(path=None, manifest=None, skipped=tuple(skipped))
 
 
-def write_checkpoint(root: Path, state: CheckpointState, *, keep: int, min_free_bytes: int = 0) -> Path:
+def write_checkpoint(
+    root: Path, state: CheckpointState, *, keep: int, min_free_bytes: int = 0, protected_step: int = -1
+) -> Path:
     """Writes and commits a checkpoint, then prunes; returns its folder. Blocks until everything is on the disk.
 
     A step that is committed already is kept as it is: within a lineage it is the same state.
@@ -110,7 +112,7 @@ def write_checkpoint(root: Path, state: CheckpointState, *, keep: int, min_free_
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise _write_error(root, state.step, error) from error
-    prune(root, keep=keep)
+    prune(root, keep=keep, protected_step=protected_step)
     return target
 
 
@@ -152,10 +154,13 @@ def _replace(temporary: Path, target: Path) -> None:
     temporary.rename(target)
 
 
-def prune(root: Path, *, keep: int) -> None:
-    """Removes all but the newest ``keep`` committed checkpoints (at least one stays)."""
-    for step in committed_steps(root)[: -max(1, keep)]:
-        _remove(step_folder(root, step))
+def prune(root: Path, *, keep: int, protected_step: int = -1) -> None:
+    """Removes committed checkpoints but the newest ``keep`` (at least one) and the newest up to ``protected_step``."""
+    steps = committed_steps(root)
+    protected = max((step for step in steps if step <= protected_step), default=None)
+    for step in steps[: -max(1, keep)]:
+        if step != protected:
+            _remove(step_folder(root, step))
 
 
 def _remove(folder: Path) -> None:

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 class CheckpointWriter:
     """One save at a time; a save asked for while another runs waits for it.
 
+    ``protected_step``: the newest checkpoint up to it is not pruned (-1: none is spared).
     ``on_committed(state, folder)`` runs on the writing thread. ``take_error`` and ``wait`` tell of a failed save, once.
     """
 
@@ -30,6 +31,7 @@ class CheckpointWriter:
         self._pending = 0
         self._error: UserError | None = None
         self._last_bytes = 0
+        self.protected_step = -1
         self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
         self._thread.start()
 
@@ -88,6 +90,7 @@ class CheckpointWriter:
                     state,
                     keep=self._section.keep,
                     min_free_bytes=int(self._section.min_free_gb * 1e9),
+                    protected_step=self.protected_step,
                 )
                 self._on_committed(state, folder)
             except UserError as failed:

@@ -41,6 +41,11 @@ class Alarms:
         self._show_collapse()
         return [event.message for event in events]
 
+    @property
+    def protected_batch(self) -> int:
+        """While a collapse alarm is on: the newest batch at which no rule was broken (0: none was); otherwise -1."""
+        return (self._collapse.last_good_update or 0) if self._collapse.active else -1
+
     def set(self, slug: str, text: str) -> None:
         """Raises an alarm, or ends it with an empty text."""
         if text:

@@ -46,7 +46,7 @@ class Intake:
         vocab_size: int,
         tokenizer_hash: str | None,
     ) -> None:
-        self._filter = config.algorithm.filter_groups
+        self._default_filter = config.algorithm.filter_groups
         self._max_filtered = config.algorithm.max_filtered_in_a_row
         self._store = store
         self._journal = journal
@@ -183,7 +183,7 @@ class Intake:
         if group.purpose == "eval":
             self._ledger.end(group, "evaluated")
             return
-        if self._filter == "none":
+        if self._rules.filter_groups(group.stage, self._default_filter) == "none":
             return
         answers = [slot.answer for slot in group.slots if slot.answer is not None]
         if len({answer.score for answer in answers}) > 1:

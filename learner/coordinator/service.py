@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -356,6 +357,8 @@ class Coordinator:
         still: list[ParkedRequest] = []
         for parked in self._parked:
             answer = self.control.next_batch(parked.request.after_batch_id, now=now)
+            if isinstance(answer, m.BatchPlan):
+                answer = msgspec.structs.replace(answer, protected_batch_id=self.alarms.protected_batch)
             if isinstance(answer, m.BatchNotReady) and answer.waiting_for not in _FINAL and now < parked.deadline:
                 still.append(parked)
             else:

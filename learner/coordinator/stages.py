@@ -2,9 +2,12 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import Literal
 
 from protocol.config.run import EvaluationSection, RunSection, SamplingSection, Stage
 from protocol.messages import SamplingParams
+
+GroupRule = Literal["none", "equal_rewards"]
 
 
 class StageSchedule:
@@ -39,6 +42,10 @@ class StageSchedule:
         values = [s.temperature for s in self._stages[:stage] if s.temperature is not None]
         return values[-1] if values else default
 
+    def filter_groups(self, stage: int, default: GroupRule) -> GroupRule:
+        values = [s.filter_groups for s in self._stages[:stage] if s.filter_groups is not None]
+        return values[-1] if values else default
+
 
 class SamplingRules:
     """Sampling parameters as a function of the group alone, so that a trajectory's can be checked at any time.
@@ -66,6 +73,10 @@ class SamplingRules:
     def seeded(self) -> bool:
         """Whether every slot has a seed of its own (and thus a lease of its own)."""
         return self._sampling.seeded
+
+    def filter_groups(self, stage: int, default: GroupRule) -> GroupRule:
+        """The rule by which groups of this stage are filtered."""
+        return self._schedule.filter_groups(stage, default)
 
     def params(self, *, purpose: str, variant: str, stage: int, group_id: int, slot: int) -> SamplingParams:
         """The parameters of one slot. Greedy is temperature 0."""

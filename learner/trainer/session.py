@@ -248,7 +248,8 @@ class Session:
         with self._status.working("training"):
             result = engine.train_batch(TrainBatch(plan=plan, arrays=arrays))
         self._status.progressed(result)
-        if self._is_first:
+        if self._writer is not None:
+            self._writer.protected_step = plan.protected_batch_id
             self._report(command, result)
         with self._status.working("publishing"):
             self._publish()

@@ -82,6 +82,9 @@ class Stage(Section):
     from_update: int = Field(ge=0, description="First update of the stage.")
     max_response_tokens: int | None = Field(None, ge=1, description="Longest answer from here on.")
     temperature: float | None = Field(None, gt=0, description="Sampling temperature from here on.")
+    filter_groups: Literal["none", "equal_rewards"] | None = Field(
+        None, description="algorithm.filter_groups from here on."
+    )
     when_metric: str = Field(
         "", description="Start earlier when this metric crosses `above`, e.g. rollout/truncated_fraction."
     )

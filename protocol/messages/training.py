@@ -55,7 +55,9 @@ class BatchItem(Struct, kw_only=True, frozen=True):
 
 class BatchPlan(Body, frozen=True):
     """A complete batch. `micro_batches[rank]` is a list of micro-batches, each a list of indices into `items`;
-    equal counts on all ranks, an empty micro-batch contributes nothing. `policy_version` is the version it trains."""
+    equal counts on all ranks, an empty micro-batch contributes nothing. `policy_version` is the version it trains.
+    While a collapse alarm is on, `protected_batch_id` is the last batch before it (-1: none): the newest checkpoint up
+    to it is kept."""
 
     batch_id: int
     policy_version: int
@@ -65,6 +67,7 @@ class BatchPlan(Body, frozen=True):
     fill_fraction: float
     oldest_age_s: float
     metrics: dict[str, float] = {}
+    protected_batch_id: int = -1
 
 
 class BatchNotReady(Body, frozen=True):

@@ -56,6 +56,14 @@ def test_newest_of_several_is_found_and_only_keep_remain(tmp_path):
     assert_holds(newest_committed(tmp_path), 12)
 
 
+def test_b71_the_last_good_one_is_not_pruned_while_it_is_protected(tmp_path):
+    for step in (2, 4, 6, 8):
+        write_checkpoint(tmp_path, make_state(step), keep=1, protected_step=5)
+    assert committed_steps(tmp_path) == [4, 8]
+    write_checkpoint(tmp_path, make_state(10), keep=1)
+    assert committed_steps(tmp_path) == [10]
+
+
 def test_an_empty_or_missing_folder_has_no_checkpoint(tmp_path):
     assert newest_committed(tmp_path).path is None
     assert newest_committed(tmp_path / "missing").path is None

@@ -248,6 +248,31 @@ def test_b71_an_alarm_can_pause_the_run(build):
     assert any("rollout/reward_mean" in alarm for alarm in h.coordinator.status().alarms)
 
 
+def test_b71_while_an_alarm_is_on_plans_name_the_last_good_batch(build):
+    h = joined(build(60, **{"alarms.flat_reward_updates": 3, "run.max_updates": 20, "algorithm.max_staleness": 0}))
+    resume(h, 0)
+    assert [plan.protected_batch_id for plan in train_batches(h, 2)] == [-1, -1]
+    train_batches(h, 3, score=0.0)
+    h.crash()
+    joined(h)
+    resume(h, 5, version=5)
+    assert train_batches(h, 1, score=0.0)[0].protected_batch_id == 2, "the last with a signal"
+
+
+def test_stages_filter_groups_from_a_step_on_without_a_restart(build):
+    stages = [{"from_update": 1, "filter_groups": "equal_rewards"}]
+    h = joined(build(60, **{"stages": stages, "run.max_updates": 20, "algorithm.max_staleness": 0}))
+    resume(h, 0)
+    first = train_batches(h, 1, score=1.0)[0]
+    assert {item.stage for item in first.items} == {0} and h.summary()["filtered"] == 0
+    for lease in h.lease("g/1", version=1):
+        for slot in lease.slots:
+            h.ask("r/1", *answer(lease, slot, score=1.0))
+    assert h.summary()["filtered"] == 4, "both groups of the second batch had no signal"
+    second = train_batches(h, 1)[0]
+    assert {item.stage for item in second.items} == {1} and second.stage == 1
+
+
 def test_stages_change_lengths_and_a_metric_starts_one_early(build):
     stages = [
         {"from_update": 3, "max_response_tokens": 100},
