@@ -384,7 +384,9 @@ class Pool:
                 return
             worker = min(free, key=lambda w: len(w.jobs))
             job = self._queue.popleft()
-            if job.job_id in self._open:
+            if job.job_id in worker.lent:
+                worker.lent.discard(job.job_id)  # it is there already, and its own again
+            elif job.job_id in self._open:
                 worker.give(job, now)
 
     def _free(self, now: float) -> list[_Worker]:

@@ -8,19 +8,23 @@ step in between, so that `2 ln x` equals `ln x^2` while `|x|` differs from `x`.
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
 import mpmath
 
 from rewardd.math import guard
-from rewardd.math.errors import Undefined
+from rewardd.math.errors import TooComplex, Undefined
 from rewardd.math.nodes import Add, BigOp, Const, Degree, Fn, Mul, Node, Num, Percent, Pow, Quantity, Sym, symbols, walk
 
 _INDICES = frozenset(["n", "m", "k", "j", "l", "N", "M", "K"])
 _MAX_POINTS = 24
 _WANTED = 8
 _GUARD_DIGITS = 20
+_BUDGET = 15_000.0
+_MAX_INTEGER = 10_000
+_MAX_GAMMA_DIGITS = 250
 
 
 class Unsupported(Exception):
@@ -31,16 +35,35 @@ class _Domain(Exception):
     """A real evaluation left the real numbers."""
 
 
+class Budget:
+    """Bounds the work of one comparison in units of an elementary function at 60 digits (about 30 microseconds)."""
+
+    def __init__(self) -> None:
+        self.left = _BUDGET
+
+    def spend(self, functions: float) -> None:
+        """Pays for one node and so many elementary functions at the current precision.
+
+        Raises TooComplex when the budget is used up.
+        """
+        size = mpmath.mp.dps / 60
+        self.left -= 0.1 * size + functions * size**1.5
+        if self.left < 0:
+            raise TooComplex("evaluation")
+
+
 class Evaluator:
     """Values of trees at one point. In real mode a complex step raises; `unit` scales `log` without a base."""
 
-    def __init__(self, env: dict[str, Any], *, real: bool, log_unit: Any) -> None:
+    def __init__(self, env: dict[str, Any], *, real: bool, log_unit: Any, budget: Budget) -> None:
         self.env = env
         self.real = real
         self.log_unit = log_unit
+        self.budget = budget
 
     def value(self, node: Node) -> Any:
-        """The value as mpmath number; raises Unsupported, Undefined."""
+        """The value as mpmath number; raises Unsupported, Undefined, TooComplex."""
+        self.budget.spend(0)
         if isinstance(node, Num):
             return mpmath.mpf(node.value.numerator) / node.value.denominator
         if isinstance(node, Sym):
@@ -82,6 +105,7 @@ class Evaluator:
             return base
         if mpmath.isint(exponent) and abs(exponent) < 10**6:
             return base ** int(mpmath.re(exponent))
+        self.budget.spend(2)
         return self.checked(mpmath.power(base, exponent))
 
     def big(self, node: BigOp) -> Any:
@@ -97,7 +121,10 @@ class Evaluator:
         return mpmath.fsum(terms) if node.kind == "sum" else mpmath.fprod(terms)
 
     def function(self, name: str, args: list[Any]) -> Any:
+        self.budget.spend(1)
         first = args[0]
+        if name in ("factorial", "binom"):
+            return self.combinatorial(name, args)
         if name == "sqrt":
             return mpmath.sqrt(first)
         if name == "root":
@@ -121,6 +148,16 @@ class Evaluator:
             return max(args) if name == "max" else min(args)
         raise Unsupported(name)
 
+    def combinatorial(self, name: str, args: list[Any]) -> Any:
+        """Exact for integers; through the gamma function (slow, so for few digits only) elsewhere."""
+        if all(mpmath.isint(arg) and 0 <= mpmath.re(arg) < _MAX_INTEGER for arg in args):
+            integers = [int(mpmath.re(arg)) for arg in args]
+            return mpmath.mpf(math.factorial(*integers) if name == "factorial" else math.comb(*integers))
+        if mpmath.mp.dps > _MAX_GAMMA_DIGITS:
+            raise TooComplex(f"{name} of a non-integer")
+        self.budget.spend(30)
+        return mpmath.factorial(*args) if name == "factorial" else mpmath.binomial(*args)
+
 
 _DIRECT = {
     "sin": "sin",
@@ -140,8 +177,6 @@ _DIRECT = {
     "arccosh": "acosh",
     "floor": "floor",
     "ceil": "ceil",
-    "factorial": "factorial",
-    "binom": "binomial",
     "Re": "re",
     "Im": "im",
     "arg": "arg",
@@ -153,19 +188,20 @@ def equal(left: Node, right: Node) -> bool | None:
     digits = max(guard.check(left), guard.check(right))
     units = [mpmath.mpf(1)]
     used = {n.name for side in (left, right) for n in walk(side) if isinstance(n, Fn) and len(n.args) == 1}
+    budget = Budget()
     with mpmath.workdps(int(digits) + 60):
         if "log" in used:
             units.append(1 / mpmath.log(10))
-        verdicts = [_equal(left, right, unit) for unit in units]
+        verdicts = [_equal(left, right, unit, budget) for unit in units]
     return True if True in verdicts else None if None in verdicts else False
 
 
-def _equal(left: Node, right: Node, log_unit: Any) -> bool | None:
+def _equal(left: Node, right: Node, log_unit: Any, budget: Budget) -> bool | None:
     names = sorted(symbols(left) | symbols(right))
     imaginary = any(isinstance(n, Const) and n.name == "i" for side in (left, right) for n in walk(side))
     if not names:
         try:
-            evaluator = Evaluator({}, real=False, log_unit=log_unit)
+            evaluator = Evaluator({}, real=False, log_unit=log_unit, budget=budget)
             return _close(evaluator.value(left), evaluator.value(right))
         except (ZeroDivisionError, ValueError) as error:
             raise Undefined(str(error)) from error
@@ -176,7 +212,7 @@ def _equal(left: Node, right: Node, log_unit: Any) -> bool | None:
     for attempt in range(_MAX_POINTS):
         positive = attempt < _MAX_POINTS // 2
         env = {name: _point(rng, name, positive) for name in names}
-        evaluator = Evaluator(env, real=not imaginary, log_unit=log_unit)
+        evaluator = Evaluator(env, real=not imaginary, log_unit=log_unit, budget=budget)
         try:
             same = _close(evaluator.value(left), evaluator.value(right))
         except (Undefined, _Domain, ZeroDivisionError, ValueError):

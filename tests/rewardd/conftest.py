@@ -25,6 +25,10 @@ class Obedient:
                     signal.signal(number, signal.SIG_IGN)
             while True:
                 pass
+        if word == "slow":
+            begin = time.process_time()
+            while time.process_time() - begin < 0.25:
+                pass
         if word == "sleep":
             time.sleep(60)
         if word == "exit":

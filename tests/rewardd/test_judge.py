@@ -120,6 +120,16 @@ def test_b22_two_endless_answers_do_not_take_innocent_ones_with_them(plugin) -> 
         assert [found[n].reason for n in range(6)] == ["timeout" if text == "spin" else "fine" for text in words]
 
 
+def test_b22_what_was_taken_back_from_a_slow_worker_and_given_to_it_again_is_not_lost(plugin) -> None:
+    with judging(section(num_workers=1)) as judge:
+        pids(judge)
+        words = ["slow", "spin", "fine", "slow", "spin", "fine"]
+        for ticket, text in enumerate(words):
+            judge.submit(ticket, word(text))
+        found = outcomes(judge, len(words))
+        assert [found[n].reason for n in range(6)] == ["timeout" if text == "spin" else text for text in words]
+
+
 def test_a_worker_without_processor_time_is_not_the_answers_fault(plugin) -> None:
     with judging(section(num_workers=1, max_retries=1)) as judge:
         judge.submit(0, word("sleep"))
