@@ -28,14 +28,16 @@ class Routed(Struct, frozen=True, kw_only=True):
 
 
 def decode_ground_truth(value: Any) -> Any:
-    """JSON text of a list or mapping is decoded; any other text stays as it is ("025" is text, not a number).
-    None entries of a mapping are dropped (columnar files add them)."""
+    """JSON text of a list of texts or a mapping is decoded; any other text stays as it is ("025" is text, not a number,
+    and "[0,2]" an interval). None entries of a mapping are dropped (columnar files add them)."""
     if isinstance(value, str):
         try:
             decoded = json.loads(value)
         except ValueError:
             return value
-        if isinstance(decoded, list | dict):
+        if isinstance(decoded, dict) or (
+            isinstance(decoded, list) and all(isinstance(item, str | None) for item in decoded)
+        ):
             value = decoded
     if isinstance(value, dict):
         value = {key: item for key, item in value.items() if item is not None}

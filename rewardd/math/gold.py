@@ -11,8 +11,8 @@ from rewardd.math.reading import read_gold
 def decode_ground_truth(value: Any) -> list[str]:
     """Reference answers (any of them counts) from a `ground_truth` column of Skywork-OR1 or a plain one.
 
-    Accepts a string, a JSON string of a list, a list, a numpy array, an Arrow list. JSON is decoded only when the
-    result is a list or a mapping: `"204"` and `"025"` stay the strings they are. Members that are None are dropped.
+    Accepts a string, a JSON string of a list of strings, a list, a numpy array, an Arrow list. Other JSON stays the
+    text it is: `"025"` is no number and `"[0,2]"` an interval, not two references. Members that are None are dropped.
 
     Raises:
         ValueError: the value holds tests (code data) or nothing that is text.
@@ -27,7 +27,7 @@ def decode_ground_truth(value: Any) -> list[str]:
             decoded = json.loads(value)
         except ValueError:
             decoded = None
-        if isinstance(decoded, list | dict):
+        if isinstance(decoded, dict) or is_list_of_texts(decoded):
             value = decoded
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if v is not None}
@@ -39,6 +39,11 @@ def decode_ground_truth(value: Any) -> list[str]:
     if not golds:
         raise ValueError("ground truth is empty: give at least one reference answer")
     return golds
+
+
+def is_list_of_texts(value: Any) -> bool:
+    """Whether a decoded JSON value lists references; one with numbers is itself an answer (interval, tuple)."""
+    return isinstance(value, list) and all(isinstance(item, str | None) for item in value)
 
 
 def _text(item: Any) -> str:

@@ -24,6 +24,7 @@ from tests.support.fake_coordinator import ground_truth
         ("025", "", "math", "025"),
         (["1/2", "0.5"], "math", "math", ["1/2", "0.5"]),
         ('["72"]', "math", "math", ["72"]),
+        ("[0,2]", "math", "math", "[0,2]"),
         (7, "math", "math", 7),
         ('{"inputs": ["1"], "outputs": ["2"], "fn_name": null}', "code", "code", {"inputs": ["1"], "outputs": ["2"]}),
         ({"test_code": "def check(c): pass", "entry_point": "f"}, "", "code", None),

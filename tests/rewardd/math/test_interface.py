@@ -123,12 +123,13 @@ def test_warm_up_can_be_repeated() -> None:
         (np.array(["3"]), ["3"]),
         ('["\\\\frac{1}{2}"]', [r"\frac{1}{2}"]),
         ("[1, 2)", ["[1, 2)"]),
+        ("[1, 2]", ["[1, 2]"]),
         (7, ["7"]),
         ('"7"', ['"7"']),
         ("true", ["true"]),
     ],
 )
-def test_ground_truth_is_decoded_only_when_it_is_a_list(value: object, golds: list[str]) -> None:
+def test_ground_truth_is_decoded_only_when_it_is_a_list_of_texts(value: object, golds: list[str]) -> None:
     assert decode_ground_truth(value) == golds
 
 
