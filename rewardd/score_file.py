@@ -1,19 +1,20 @@
 """Offline scoring: JSON lines in, JSON lines out, through the very workers the daemon uses.
 
 In:  {"id", "kind": "math" | "stdin" | "function" | "assert", "response", "gold" | "tests", "program"?,
-      "time_limit_s"?, "memory_mb"?}; kind may be absent when gold is there.
+      "time_limit_s"?, "memory_mb"?}; without kind, gold means math and the shape of tests says which.
 Out: {"id", "verdict", "score", "reason", "isolation", "elapsed_ms"} in the order of the input; score is null for
      unjudged and rejected. A line that cannot be read gives verdict "rejected", reason "bad_line", its number under
      "line" and what is wrong under "detail"; the rest is scored.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from protocol.config.services import RewarddSection
+from rewardd.code.limits import MIN_MEMORY_MB
 from rewardd.judge import Judge
 from rewardd.pool import wait_readable
 from rewardd.scorers import Outcome, Task, encode_truth
@@ -31,15 +32,15 @@ class Line(Struct, kw_only=True):
     gold: str | int | float | list[str] | None = None
     tests: dict[str, Any] | None = None
     program: str | None = None
-    time_limit_s: float | None = None
-    memory_mb: int | None = None
+    time_limit_s: Annotated[float, Meta(gt=0)] | None = None
+    memory_mb: Annotated[int, Meta(ge=MIN_MEMORY_MB)] | None = None
 
 
 def task_of(line: Line) -> Task:
     """The task of a line; raises ValueError with what it lacks."""
     kind = line.kind or ("math" if line.gold is not None else None)
-    if kind is None:
-        raise ValueError("neither kind nor gold is given")
+    if kind is None and line.tests is None:
+        raise ValueError("none of kind, gold and tests is given")
     if line.response is None and line.program is None:
         raise ValueError("neither response nor program is given")
     if kind == "math":
@@ -48,7 +49,9 @@ def task_of(line: Line) -> Task:
         return Task(scorer="math", response=line.response or "", truth=encode_truth(line.gold))
     if line.tests is None:
         raise ValueError(f"kind {kind} needs tests")
-    extra = {"kind": kind} | ({"program": line.program} if line.program is not None else {})
+    extra: dict[str, Any] = {"kind": kind} if kind is not None else {}
+    if line.program is not None:
+        extra["program"] = line.program
     return Task(
         scorer="code",
         response=line.response or "",

@@ -1,10 +1,11 @@
 """`score`: offline scoring; see `rewardd.score_file` for the format of the lines."""
 
+import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,8 +27,12 @@ def score(
     require_box: Annotated[bool, typer.Option(help="Only a boxed answer counts.")] = False,
     isolation: Annotated[Isolation, typer.Option(help="Isolation of programs.")] = "auto",
     workers: Annotated[int, typer.Option(min=1, help="Worker processes per kind.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="File for the results; default: standard output.")] = None,
 ) -> int:
-    """Score answers offline: JSON lines in, JSON lines out. Exit status 0 only when every line got a verdict."""
+    """Score answers offline: JSON lines in, JSON lines out.
+
+    Exit status 1 when a line could not be read or could not be judged (each is named on standard error).
+    """
     from rewardd.score_file import score_lines
 
     section = RewarddSection(
@@ -35,20 +40,42 @@ def score(
         code=CodeSection(isolation=isolation, num_workers=workers),
     )
     without = 0
-    for result in score_lines(_lines(file), section=section):
-        without += result["score"] is None
-        typer.echo(json.dumps(result))
+    with _writer(out) as write:
+        for result in score_lines(_lines(file), section=section):
+            write(json.dumps(result))
+            if result["score"] is None:
+                without += result["verdict"] == "unjudged" or result["reason"] == "bad_line"
+                typer.echo(_report(result), err=True)
     if without:
-        typer.echo(f"{without} lines got no verdict", err=True)
+        typer.echo(f"{without} lines could not be read or judged", err=True)
     return int(ExitStatus.FAILED if without else ExitStatus.FINISHED)
 
 
-def _lines(file: Path) -> Iterator[str]:
-    if str(file) == "-":
-        yield from sys.stdin
+def _report(result: dict[str, Any]) -> str:
+    detail = result.get("detail") or result["reason"]
+    return detail if "line" in result else f"{result['id']}: {result['verdict']}, {detail}"
+
+
+@contextlib.contextmanager
+def _writer(out: Path | None) -> Iterator[Callable[[str], object]]:
+    """Writes lines to the file, or to standard output."""
+    if out is None:
+        yield typer.echo
         return
     try:
-        with file.open() as lines:
+        file = out.open("w")
+    except OSError as problem:
+        raise UserError(f"cannot write {out}: {problem.strerror}") from None
+    with file:
+        yield lambda line: file.write(line + "\n")
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    if str(file) == "-":
+        yield from sys.stdin.buffer
+        return
+    try:
+        with file.open("rb") as lines:
             yield from lines
     except OSError as problem:
         raise UserError(f"cannot read {file}: {problem.strerror}") from None

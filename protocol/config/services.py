@@ -85,7 +85,7 @@ class CodeSection(Section):
     num_workers: int = Field(1, ge=1, description="Programs run at once.")
     time_limit_s: float = Field(6.0, gt=0, description="Wall time per test.")
     total_limit_s: float = Field(60.0, gt=0, description="Wall time per program, all tests.")
-    memory_mb: int = Field(512, ge=16, description="Memory of a program and its children.")
+    memory_mb: int = Field(512, ge=64, description="Memory of a program and its children.")
     max_processes: int = Field(32, ge=1, description="Processes and threads of a program.")
     reward: Literal["binary", "fraction"] = Field("binary", description="Score of partly passed tests.")
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+MIN_MEMORY_MB: Final = 64
 _ADDRESS_SLACK_MB: Final = 1024
 _ADDRESS_SLACK_ALONE_MB: Final = 192
 
@@ -37,8 +38,8 @@ class Limits:
             value = getattr(self, name)
             if not value > 0 or not math.isfinite(value):
                 raise ValueError(f"limits.{name} is {value}; it has to be above 0")
-        if self.memory_mb < 64:
-            raise ValueError(f"limits.memory_mb is {self.memory_mb}; an interpreter alone needs 64")
+        if self.memory_mb < MIN_MEMORY_MB:
+            raise ValueError(f"limits.memory_mb is {self.memory_mb}; an interpreter alone needs {MIN_MEMORY_MB}")
 
     def with_time(self, time_limit_s: float) -> Limits:
         return replace(self, time_limit_s=time_limit_s)

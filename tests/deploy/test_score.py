@@ -30,3 +30,25 @@ def test_a_line_without_a_verdict_shows_in_the_exit_status(tmp_path: Path, capsy
     assert score(tmp_path / "a.jsonl", lines, capsys) == (ExitStatus.FAILED, ["rejected", "correct"])
     assert run(["score", str(tmp_path / "absent")]) == ExitStatus.CONFIG
     assert run(["score", str(tmp_path / "a.jsonl"), "--profile", "lax"]) == ExitStatus.USAGE
+
+
+def test_results_go_to_a_file_and_bad_lines_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        b'{"id": 1, "response": "The answer is 7.", "gold": "7"}',
+        b"\xff\xfe",
+        b'{"id": 3, "response": "x", "kind": "stdin"}',
+        b'{"id": 4, "response": "x", "tests": {"inputs": ["1"], "outputs": ["1"]}, "memory_mb": 16}',
+        b'{"id": 5, "response": "x", "gold": ""}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    assert run(["score", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out")]) == ExitStatus.FAILED
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    for number in (2, 3, 4):
+        assert f"line {number}: " in shown.err
+    results = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    keys = {"id", "verdict", "score", "reason", "isolation", "elapsed_ms"}
+    assert all(keys <= set(result) for result in results)
+    assert [result.get("line") for result in results] == [None, 2, 3, 4, None]
+    assert [result["verdict"] for result in results] == ["correct", *["rejected"] * 4]
+    assert run(["score", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "no" / "out")]) == ExitStatus.CONFIG

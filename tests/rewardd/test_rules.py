@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import msgpack
 
-from protocol.config.services import ShapingSection
+from protocol.config.services import CodeSection, ShapingSection
 from protocol.messages import GroundTruth
 from rewardd.canary import CanaryBoard
+from rewardd.code.limits import MIN_MEMORY_MB, Limits
 from rewardd.ground_truth import MAX_BATCH, GroundTruthCache
 from rewardd.routing import route
 from rewardd.scorers import Canary, Outcome, Task, encode_truth
@@ -102,3 +103,10 @@ def test_payload_keeps_extra_info_scorers_need() -> None:
     payload = json.dumps({"style": "rule", "ground_truth": "1", "extra_info": {"score": 0.5, "index": 3}})
     item = GroundTruth(prompt_id="p", data_source="d", ability="math", payload=payload)
     assert route(item, overrides={"d": "passthrough"}).extra == {"score": 0.5}
+
+
+def test_configuration_and_sandbox_agree_on_the_least_memory() -> None:
+    assert CodeSection(memory_mb=MIN_MEMORY_MB).memory_mb == Limits(memory_mb=MIN_MEMORY_MB).memory_mb
+    for section in (CodeSection, Limits):
+        with pytest.raises(ValueError, match="memory_mb"):
+            section(memory_mb=MIN_MEMORY_MB - 1)
