@@ -101,6 +101,13 @@ class BatchBook:
             "INSERT INTO batches (batch_id, policy_version, plan, state) VALUES (?, ?, ?, 'planned')",
             (batch_id, version, _encoder.encode(plan)),
         )
+        for group in groups:
+            for number, slot in enumerate(group.slots):
+                for sampled_at, count in slot.answer.version_counts.items() if slot.answer is not None else ():
+                    self._store.execute(
+                        "INSERT INTO sampled_tokens VALUES (?, ?, ?, ?, ?)",
+                        (batch_id, group.group_id, number, sampled_at, count),
+                    )
         return plan
 
     def _item(self, group: Group, number: int) -> BatchItem:
@@ -180,11 +187,24 @@ class BatchBook:
             "UPDATE batches SET state = 'trained', attempt = ?, num_applied = ?, new_version = ? WHERE batch_id = ?",
             (body.attempt, body.num_applied, body.policy_version, body.batch_id),
         )
+        for age, count in body.trained_ages.items():
+            self._store.execute(
+                "INSERT OR REPLACE INTO trained_tokens VALUES (?, ?, ?, ?)", (body.batch_id, body.attempt, age, count)
+            )
         if first:
             self._end_groups(row.plan)
             self._facts.last_batch = max(self._facts.last_batch, body.batch_id)
             self._facts.policy_version = max(self._facts.policy_version, body.policy_version)
         return first
+
+    def ages(self, batch_id: int) -> dict[int, int]:
+        """Tokens of a planned batch by age, those beyond the staleness bound left out: what a trainer trains of it."""
+        rows = self._store.connection.execute(
+            "SELECT MAX(0, b.policy_version - t.version) AS age, SUM(t.num_tokens) FROM batches b "
+            "JOIN sampled_tokens t USING (batch_id) WHERE b.batch_id = ? GROUP BY age HAVING age <= ?",
+            (batch_id, self._config.algorithm.max_staleness),
+        ).fetchall()
+        return dict(rows)
 
     def _end_groups(self, plan: BatchPlan) -> None:
         for group_id in dict.fromkeys(item.group_id for item in plan.items):
@@ -239,8 +259,8 @@ class BatchBook:
                 "UPDATE groups SET state = 'retired', reason = 'abandoned' WHERE group_id = ?", (group_id,)
             )
             self._store.execute("UPDATE slots SET state = 'retired' WHERE group_id = ?", (group_id,))
-        self._store.execute("DELETE FROM batches WHERE batch_id > ?", (batch_id,))
-        self._store.execute("DELETE FROM checkpoints WHERE batch_id > ?", (batch_id,))
+        for table in ("batches", "sampled_tokens", "trained_tokens", "checkpoints"):
+            self._store.execute(f"DELETE FROM {table} WHERE batch_id > ?", (batch_id,))
         self._store.execute("UPDATE groups SET batch_id = NULL WHERE batch_id > ?", (batch_id,))
         discarded = {"batches": len(later), "groups": len(groups) + len(rows), "answers": answers}
         event(log, logging.WARNING, "later steps abandoned", resumed_batch=batch_id, **discarded)

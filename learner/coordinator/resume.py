@@ -76,6 +76,7 @@ class Resume:
                 reason=f"the trainer's checkpoint holds batch {request.last_batch_id}, this run's ledger ends at "
                 f"{self._facts.last_batch}: checkpoints and ledger are of different runs (run.dir)",
             )
+        ages = self._book.ages(request.last_batch_id)
         self._book.trained(
             BatchTrained(
                 batch_id=request.last_batch_id,
@@ -84,9 +85,10 @@ class Resume:
                 num_applied=int(request.policy_version > self._facts.policy_version),
                 num_skipped=0,
                 replayed=False,
-                num_trained_tokens=0,
+                num_trained_tokens=sum(ages.values()),
                 num_stale_tokens=0,
-                max_token_staleness=0,
+                max_token_staleness=max(ages, default=0),
+                trained_ages=ages,
             )
         )
         return None

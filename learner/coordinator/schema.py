@@ -69,6 +69,21 @@ CREATE TABLE IF NOT EXISTS batches (
     num_applied INTEGER NOT NULL DEFAULT 0,
     new_version INTEGER NOT NULL DEFAULT 0
 );
+CREATE TABLE IF NOT EXISTS sampled_tokens (
+    batch_id INTEGER NOT NULL,
+    group_id INTEGER NOT NULL,
+    slot INTEGER NOT NULL,
+    version INTEGER NOT NULL,          -- the policy version that sampled them
+    num_tokens INTEGER NOT NULL,
+    PRIMARY KEY (batch_id, group_id, slot, version)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS trained_tokens (
+    batch_id INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    age INTEGER NOT NULL,              -- versions behind the one trained, as the trainer counted them
+    num_tokens INTEGER NOT NULL,       -- tokens that counted in the loss
+    PRIMARY KEY (batch_id, attempt, age)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS checkpoints (
     batch_id INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, path TEXT NOT NULL, time REAL NOT NULL
 );

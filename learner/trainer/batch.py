@@ -55,7 +55,8 @@ class TrainBatch:
 @dataclass(frozen=True)
 class UpdateResult:
     """What an update did. ``num_applied`` and ``num_skipped`` count optimizer steps; ``policy_version`` is the version
-    afterwards; token counts are over all ranks; ``num_skipped_in_a_row`` counts skipped steps since the last applied.
+    afterwards; token counts are over all ranks, those of trained tokens also by age (``trained_ages``);
+    ``num_skipped_in_a_row`` counts skipped steps since the last applied.
     """
 
     policy_version: int
@@ -65,6 +66,7 @@ class UpdateResult:
     num_trained_tokens: int
     num_stale_tokens: int
     max_token_staleness: int
+    trained_ages: dict[int, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
 

@@ -279,6 +279,7 @@ class TrainerEngine:
             num_trained_tokens=sum(m.num_tokens_global for m in prepared.mini_batches),
             num_stale_tokens=int(prepared.sums["stale_tokens"]),
             max_token_staleness=prepared.max_token_staleness,
+            trained_ages=prepared.trained_ages,
             metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
         )
 

@@ -268,6 +268,7 @@ class Session:
             num_trained_tokens=result.num_trained_tokens,
             num_stale_tokens=result.num_stale_tokens,
             max_token_staleness=result.max_token_staleness,
+            trained_ages=result.trained_ages,
             metrics=result.metrics,
         )
         try:

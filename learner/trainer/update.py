@@ -35,10 +35,14 @@ class MiniBatch:
 
 @dataclass
 class PreparedBatch:
-    """A batch ready to train: mini-batches, and counts over all ranks (``sums`` are those of ``staleness_mask``)."""
+    """A batch ready to train: mini-batches, and counts over all ranks (``sums`` are those of ``staleness_mask``).
+
+    ``trained_ages`` counts the tokens that count in the loss by age.
+    """
 
     mini_batches: list[MiniBatch]
     max_token_staleness: int
+    trained_ages: dict[int, int] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
 
 
@@ -115,6 +119,7 @@ def _count(
     mini_batches: list[MiniBatch], *, policy_version: int, max_staleness: int, ranks: Ranks, device: torch.device
 ) -> PreparedBatch:
     sums: MetricSums = {}
+    trained_A = torch.zeros(max_staleness + 1, dtype=torch.int64)
     oldest = 0
     for number, mini in enumerate(mini_batches):
         num_tokens = num_seqs = 0
@@ -129,15 +134,22 @@ def _count(
             age_T = (policy_version - micro_batch.version_T)[micro_batch.sampled_T]
             oldest = max(oldest, int(age_T.max()) if age_T.numel() else 0)
             micro_batch.mask_T = micro_batch.mask_T & fresh_T
+            age_T = (policy_version - micro_batch.version_T).clamp(min=0)[micro_batch.mask_T]
+            trained_A += torch.bincount(age_T, minlength=max_staleness + 1).cpu()
             tokens, seqs = count_trained(micro_batch.mask_T, micro_batch.seq_id_T)
             num_tokens, num_seqs = num_tokens + tokens, num_seqs + seqs
         sums |= {f"{number}/tokens": torch.tensor(num_tokens), f"{number}/seqs": torch.tensor(num_seqs)}
+    sums |= {f"trained/{age}": count for age, count in enumerate(trained_A)}
     total = sum_over_ranks(sums, device=device, group=ranks.data_group)
+    trained_ages = {age: int(total.pop(f"trained/{age}")) for age in range(max_staleness + 1)}
     for number, mini in enumerate(mini_batches):
         mini.num_tokens_global = int(total.pop(f"{number}/tokens"))
         mini.num_seqs_global = int(total.pop(f"{number}/seqs"))
     return PreparedBatch(
-        mini_batches=mini_batches, max_token_staleness=int(max_over_ranks(oldest, device=device)), sums=total
+        mini_batches=mini_batches,
+        max_token_staleness=int(max_over_ranks(oldest, device=device)),
+        trained_ages={age: count for age, count in trained_ages.items() if count},
+        sums=total,
     )
 
 

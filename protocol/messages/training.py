@@ -94,7 +94,9 @@ class Shard(Body, frozen=True):
 
 
 class BatchTrained(Body, frozen=True):
-    """A batch was consumed. The version advanced to `policy_version` if `num_applied` > 0."""
+    """A batch was consumed. The version advanced to `policy_version` if `num_applied` > 0. `trained_ages` counts the
+    tokens that counted in the loss by age (versions behind the one trained); `max_token_staleness` is the age of the
+    oldest token of the batch, trained or not."""
 
     batch_id: int
     attempt: int
@@ -105,6 +107,7 @@ class BatchTrained(Body, frozen=True):
     num_trained_tokens: int
     num_stale_tokens: int
     max_token_staleness: int
+    trained_ages: dict[int, int] = {}
     metrics: dict[str, float] = {}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from deploy.local.control import is_same_process, read_state
 from learner.coordinator.schema import open_database
-from tests.support.stack import write_config
+from tests.support.stack import load, write_config
 from tests.support.wait import wait_until
 
 DEADLINE_S = 150.0
@@ -45,6 +45,7 @@ class SupervisedRun:
         rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
         rows = [row | {"reward_model": {"style": "rule", "ground_truth": ANSWER}} for row in rows]
         (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self.config = load(self.config_path)
         self.run_dir = self.config_path.parent
         self.supervisor: subprocess.Popen[bytes] | None = None
 

@@ -156,7 +156,13 @@ class Harness:
 
 
 def trained(
-    plan: m.BatchPlan, *, attempt: int = 1, applied: int = 1, replayed: bool = False, **metrics: float
+    plan: m.BatchPlan,
+    *,
+    attempt: int = 1,
+    applied: int = 1,
+    replayed: bool = False,
+    ages: dict[int, int] | None = None,
+    **metrics: float,
 ) -> m.BatchTrained:
     return m.BatchTrained(
         batch_id=plan.batch_id,
@@ -168,6 +174,7 @@ def trained(
         num_trained_tokens=1,
         num_stale_tokens=0,
         max_token_staleness=0,
+        trained_ages=ages or {},
         metrics=metrics,
     )
 

@@ -118,6 +118,7 @@ def test_stale_tokens_leave_numerator_and_denominator_and_are_counted(start):
     assert result.num_stale_tokens == sum(len(a.versions[::3]) for a in arrays.values())
     assert result.num_trained_tokens == sum(int(a.loss_mask.sum()) for a in reference_arrays.values())
     assert result.max_token_staleness == 2
+    assert result.trained_ages == {0: result.num_trained_tokens}
     assert_same(weights(engine), reference.weights(), tolerance=2e-5)
 
 
