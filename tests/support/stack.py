@@ -105,9 +105,13 @@ class Stack:
     def start(self, role: str, name: str = "", **environment: str) -> subprocess.Popen[bytes]:
         """One more process of `role`; a name that runs already is an error of the test."""
         name = name or role
-        log = (self.run_dir / "logs" / f"{name}.log").open("ab")
         command = [sys.executable, "-m", "deploy", role, "--config", str(self.config_path), "--name", name]
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | environment)
+        return self.spawn(name, command, **environment)
+
+    def spawn(self, name: str, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
+        """A process of another kind, looked after as a role's."""
+        with (self.run_dir / "logs" / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | environment)
         self.processes[name] = process
         return process
 
@@ -130,6 +134,14 @@ class Stack:
         database = open_database(self.run_dir / "coordinator" / "ledger.sqlite")
         try:
             return dict(ledger_summary(database))
+        finally:
+            database.close()
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """Rows of the ledger."""
+        database = open_database(self.run_dir / "coordinator" / "ledger.sqlite", read_only=True)
+        try:
+            return database.execute(sql).fetchall()
         finally:
             database.close()
 

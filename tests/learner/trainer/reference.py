@@ -76,7 +76,7 @@ class ReferenceLearner:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.learner.optim.grad_clip)
             self.optimizer.step()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
         return losses
 
     def weights(self) -> dict[str, torch.Tensor]:
