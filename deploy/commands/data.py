@@ -31,15 +31,18 @@ def make(
 
 
 def check(
-    file: Annotated[Path, typer.Argument(help="Parquet or JSON-lines file.")],
+    files: Annotated[list[str], typer.Argument(help="Parquet, JSON lines or pickled rows; paths or s3://, hdfs://.")],
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer folder; default: the demo's model.")] = None,
     max_prompt_tokens: Annotated[int, typer.Option(help="Limit to compare prompt lengths with.")] = 1024,
+    against: Annotated[list[str] | None, typer.Option(help="Evaluation file to look for overlap with.")] = None,
 ) -> int:
-    """Read a data file as a run would: lengths, sources, and every row that would be left out, with the reason."""
-    from learner.data.report import check_file
+    """Read data files as a run would: schema, lengths, ground truths, duplicates, overlap, rows left out and why."""
+    from learner.data.report import check_files
 
     folder = tokenizer or cache_dir() / MODEL_NAME
-    report = check_file(str(file), tokenizer_folder=str(folder), max_prompt_tokens=max_prompt_tokens)
+    report = check_files(
+        files, tokenizer_folder=str(folder), max_prompt_tokens=max_prompt_tokens, eval_files=against or []
+    )
     for line in report.lines():
         typer.echo(line)
-    return int(ExitStatus.CONFIG if report.left_out else ExitStatus.FINISHED)
+    return int(ExitStatus.CONFIG if report.left_out or report.overlap else ExitStatus.FINISHED)

@@ -19,6 +19,9 @@ class Resume:
     * it is older: the journalled batches after it are trained again, in order, with their recorded log-probs;
     * it is older and the operator set `learner.checkpoint.resume_from`: the later steps are abandoned (B65);
     * it is one batch newer (the trainer died before its report arrived): that batch is counted as trained now.
+
+    A request that comes twice from one trainer process, before it asked for a batch, is one start: both answers name
+    the same attempt, whichever of them arrives.
     """
 
     def __init__(self, config: Config, *, store: Store, book: BatchBook, facts: RunFacts) -> None:
@@ -26,9 +29,14 @@ class Resume:
         self._store = store
         self._book = book
         self._facts = facts
+        self._begun: tuple[str, ResumeRequest] | None = None
 
-    def plan(self, request: ResumeRequest) -> ResumePlan | Refused:
-        """The answer to a starting trainer."""
+    def note_batch_request(self) -> None:
+        """The newest start has had its answer."""
+        self._begun = None
+
+    def plan(self, request: ResumeRequest, *, trainer: str) -> ResumePlan | Refused:
+        """The answer to a starting trainer; `trainer` is its name/incarnation."""
         self._book.num_ranks = request.num_ranks
         last = self._facts.last_batch
         if request.last_batch_id > last:
@@ -50,7 +58,9 @@ class Resume:
                 reason=f"the trainer is at batch {request.last_batch_id}, the run at {last}, and {missing}; "
                 "set learner.checkpoint.resume_from to that checkpoint to abandon the later steps",
             )
-        self._facts.attempt += 1
+        if self._begun != (trainer, request):
+            self._facts.attempt += 1
+            self._begun = trainer, request
         event(
             log,
             logging.INFO,

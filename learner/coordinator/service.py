@@ -335,7 +335,7 @@ class Coordinator:
 
     def _on_resume(self, member: Member, body: m.ResumeRequest, arrays: Arrays, msg_id: int) -> None:
         before = self.facts.last_batch
-        answer = self._resume.plan(body)
+        answer = self._resume.plan(body, trainer=member.key)
         if self.facts.last_batch < before:
             self._forget_abandoned()
         self._parked.clear()
@@ -350,6 +350,7 @@ class Coordinator:
                 generator.abandoned_version = generator.version
 
     def _on_batch_request(self, member: Member, body: m.BatchRequest, arrays: Arrays, msg_id: int) -> None:
+        self._resume.note_batch_request()
         self._parked = [parked for parked in self._parked if parked.peer != member.name]
         self._parked.append(ParkedRequest(member.name, msg_id, body, self._clock() + body.wait_s))
 

@@ -19,13 +19,20 @@ COPY_BELOW_ELEMENTS = 16_384
 
 
 def configure(socket: zmq.Socket, transport: TransportSection) -> None:
-    """Options of every socket: bounded queues, bounded frames, no lingering, dead connections noticed."""
+    """Options of every socket: bounded queues, bounded frames, no lingering, dead connections closed by the kernel.
+
+    ZMTP's own heartbeats stay off: libzmq 4.3.5 aborts the process (`!_io_error`, stream_engine_base.cpp) when its
+    timer fires on a connection that ended while its input was held back. Silence is noticed by our heartbeats.
+    """
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = transport.outbox_messages
     socket.maxmsgsize = max_bytes(transport)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(transport.heartbeat_s * 1000)))
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int(transport.peer_timeout_s * 1000)))
-    socket.setsockopt(zmq.HEARTBEAT_TTL, min(6_553_500, max(100, int(transport.peer_timeout_s * 1000))))
+    seconds = max(1, int(transport.peer_timeout_s))
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, seconds)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, seconds)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+    socket.setsockopt(zmq.TCP_MAXRT, 4000 * seconds)
 
 
 def max_bytes(transport: TransportSection) -> int:

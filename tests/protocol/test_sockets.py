@@ -13,7 +13,7 @@ import zmq
 
 from protocol.config.services import TransportSection
 from protocol.errors import MessageTooLarge, PeerRefused, PeerUnreachable, UserError
-from protocol.messages import PROTOCOL_VERSION, Ack, Heartbeat, HeartbeatAck, StatusRequest
+from protocol.messages import PROTOCOL_VERSION, Ack, Envelope, Heartbeat, HeartbeatAck, StatusRequest
 from protocol.sockets import Client, Server, make_hello
 from protocol.versions import tokenizer_hash
 from tests.protocol.support import FAST, answer, connected, process, serving, welcome
@@ -134,6 +134,33 @@ def test_b30_a_live_duplicate_is_refused_loudly_and_the_first_stays() -> None:
             assert line.startswith("duplicate_name") and "generator-0" in line and "--name" in line
             assert child.wait(10) != 0
         assert settled(first.request(StatusRequest(), deadline_s=5)) == Ack(detail="seen")
+
+
+def test_b30_a_connection_that_was_taken_over_and_then_ends_harms_nobody() -> None:
+    """libzmq aborted the process when such a connection ended with something unread and a heartbeat came due."""
+    with process("tests.protocol.server_process", "tcp://127.0.0.1:0") as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        context = zmq.Context()
+        try:
+            for _ in range(5):
+                twins = [context.socket(zmq.DEALER) for _ in range(2)]
+                for twin in twins:
+                    twin.setsockopt(zmq.ROUTING_ID, b"twin/1")
+                    twin.connect(address)
+                    hello = make_hello("client", name="twin", incarnation="1")
+                    twin.send(msgspec.msgpack.encode(Envelope(body=hello, msg_id=1)))
+                    assert twin.poll(5000)
+                twins[0].send(b"unread")
+                for twin in twins:
+                    twin.close(linger=1000)
+                with connected(address) as client:
+                    for _ in range(4):
+                        assert settled(client.request(StatusRequest(), deadline_s=5)) == Ack(detail="seen")
+                        threading.Event().wait(FAST.heartbeat_s)
+        finally:
+            context.term()
+        assert server.poll() is None
 
 
 def test_b30_a_frozen_peer_is_replaced_and_learns_of_it_when_it_wakes() -> None:

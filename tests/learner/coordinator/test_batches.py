@@ -129,6 +129,18 @@ def test_b65_resuming_from_an_earlier_step_by_choice_abandons_the_later_ones(bui
     assert resume(h, 2, version=2).replay == [3, 4]  # abandoned once, not at each start
 
 
+def test_b38_a_resume_request_that_comes_twice_is_one_start(build):
+    h = build(4)
+    trainer = h.join("trainer", "t")
+    request = m.ResumeRequest(last_batch_id=0, policy_version=0, num_ranks=1)
+    first, second = h.ask(trainer, request), h.ask(trainer, request)
+    assert first.attempt == second.attempt == 1
+    later = h.join("trainer", "t", incarnation="2")
+    assert h.ask(later, request).attempt == 2
+    h.ask(later, m.BatchRequest(after_batch_id=0, policy_version=0, wait_s=0.0))
+    assert h.ask(later, request).attempt == 3
+
+
 def test_b76_records_of_both_attempts_are_kept_and_told_apart(build):
     h = joined(build(40, **{"run.max_updates": 20}))
     resume(h, 0)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from learner.data import check_file, load_prompts
+from learner.data import check_files, load_prompts
 from learner.data.dataset import check_overlap
 from learner.data.readers import read_rows
 from learner.data.tokenization import PromptTokenizer
@@ -169,12 +169,43 @@ def test_a_bad_file_is_one_clear_line(tmp_path, tokenizer, capsys, name, content
     assert "this runs" not in capsys.readouterr().out
 
 
-def test_report_of_a_file(tmp_path, tokenizer):
-    path = tmp_path / "data.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in [*rows(3), rows(1)[0] | {"prompt": ""}]))
-    report = check_file(str(path), tokenizer_folder=str(tmp_path / "model"))
-    assert (report.num_rows, report.num_usable, report.by_source) == (4, 3, {"toy": 3})
-    assert any("row 4: the prompt is empty" in line for line in report.lines())
+def test_report_of_files(tmp_path, tokenizer):
+    golds = ["1", 2, '["3"]', ["4"], json.dumps({"inputs": ["1"], "outputs": ["2"]})]
+    data = [changed(row, style="rule", ground_truth=gold) for row, gold in zip(rows(5), golds, strict=True)]
+    data[4]["ability"] = "code"
+    shouted = rows(1)[0] | {"prompt": [{"role": "user", "content": "TOY 0  + 1 = ?"}]}
+    first, second, held_out = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "eval.jsonl"))
+    first.write_text("\n".join(json.dumps(row) for row in [*data, rows(1)[0] | {"prompt": ""}]))
+    second.write_text(json.dumps(shouted))
+    held_out.write_text("\n".join(json.dumps(row) for row in rows(2, start=3)))
+    report = check_files(
+        [str(first), str(second)], tokenizer_folder=str(tmp_path / "model"), eval_files=[str(held_out)]
+    )
+    assert (report.num_rows, report.num_usable, report.by_source) == (7, 6, {"toy": 6})
+    assert report.gold_kinds == {
+        "text": 2,
+        "number": 1,
+        "list as JSON text": 1,
+        "list": 1,
+        "object as JSON text": 1,
+    }
+    assert len(report.duplicates) == 1 and len(report.overlap or []) == 2
+    assert report.schema["data_source"] == "string" and report.schema["reward_model"].startswith("mixed types")
+    text = "\n".join(report.lines())
+    for part in ("row 6: the prompt is empty", "left out: 1 (empty 1)", "duplicates: 1", "evaluation files: 2"):
+        assert part in text
+
+
+def test_data_check_reads_addresses_and_says_what_it_found(tmp_path, tokenizer, capsys):
+    from deploy.cli import run
+
+    path = tmp_path / "data.parquet"
+    parquet.write_table(pa.Table.from_pylist(rows(3)), path)
+    folder = str(tmp_path / "model")
+    assert run(["data", "check", f"file://{path}", "--tokenizer", folder]) == 0
+    assert "3 of 3 rows usable" in capsys.readouterr().out
+    assert run(["data", "check", str(path), "--tokenizer", folder, "--against", str(path)]) == 64
+    assert "also in the evaluation files: 3" in capsys.readouterr().out
 
 
 def test_struct_columns_unified_by_parquet_lose_their_empty_keys(tmp_path, tokenizer):

@@ -1,0 +1,1 @@
+"""`slipstream soak`: the real roles under random faults, and the judgement afterwards."""
