@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 from dataclasses import dataclass
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 TRANSFER_BACKEND = "slipstream"
+_QUEUE_RECHECK_MS = 5
 _NEEDED_CALLS = (
     "generate",
     "abort",
@@ -98,6 +100,23 @@ def set_environment(*, device: str, num_threads: int, kv_cache_gb: int) -> None:
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
     else:
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+
+
+def wait_without_spinning() -> None:
+    """Makes this process's later message queues wait for a notification instead of polling for a second first.
+
+    Between steps vLLM's engine core polls for its worker, and the worker for the core. On CPUs that takes a core from
+    whoever computes: the worker itself, or the trainer. Notifications may be lost (a PUB socket with room for one), so
+    the queue is looked at every few milliseconds as well; vLLM's own interval is 5 s.
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+    from vllm.platforms import current_platform
+
+    queue: Any = shm_broadcast
+    knows = "busy_loop_s" in inspect.signature(queue.SpinCondition.__init__).parameters
+    if current_platform.is_cpu() and knows and hasattr(queue, "SHM_READER_RECHECK_INTERVAL_MS"):
+        queue.SHM_READER_RECHECK_INTERVAL_MS = _QUEUE_RECHECK_MS
+        queue.SpinCondition.__init__ = partialmethod(queue.SpinCondition.__init__, busy_loop_s=0.0)
 
 
 def check_devices_free(*, num_devices: int, utilization: float) -> None:

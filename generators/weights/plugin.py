@@ -42,7 +42,7 @@ def register() -> None:
     """Called by vLLM in each of its processes; safe to call twice."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
-    from generators.vllm_adapter import TRANSFER_BACKEND
+    from generators.vllm_adapter import TRANSFER_BACKEND, wait_without_spinning
 
     if TRANSFER_BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
@@ -51,6 +51,7 @@ def register() -> None:
     setup = read_setup()
     if setup is not None and os.getpid() != setup.main_pid:
         die_with_parent(main_pid=setup.main_pid)
+        wait_without_spinning()
 
 
 def die_with_parent(*, main_pid: int) -> None:

@@ -1,0 +1,29 @@
+"""vLLM's queues on CPUs: a reader that has nothing to read leaves the core to others."""
+
+import time
+
+import pytest
+import zmq
+
+from generators import vllm_adapter as adapter
+
+
+def test_reader_sleeps_until_the_recheck_instead_of_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    monkeypatch.setattr(shm_broadcast, "SHM_READER_RECHECK_INTERVAL_MS", 5000)
+    monkeypatch.setattr(shm_broadcast.SpinCondition, "__init__", shm_broadcast.SpinCondition.__init__)
+    adapter.wait_without_spinning()
+    adapter.wait_without_spinning()
+    assert shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS < 100
+
+    context = zmq.Context()
+    condition = shm_broadcast.SpinCondition(is_reader=True, context=context, notify_address="inproc://queue")
+    condition.record_read()
+    begun = time.monotonic()
+    condition.wait(timeout_ms=60)
+    waited = time.monotonic() - begun
+    for socket in (condition.local_notify_socket, condition.read_cancel_socket, condition.write_cancel_socket):
+        socket.close(linger=0)
+    context.term()
+    assert waited > 0.05
