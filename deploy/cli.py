@@ -12,7 +12,20 @@ from typing import NoReturn
 
 import typer
 
-from deploy.commands import configuration, data, demo, doctor, local, operators, roles, scoring, soak, tools, units
+from deploy.commands import (
+    configuration,
+    data,
+    demo,
+    doctor,
+    local,
+    operators,
+    plan,
+    roles,
+    scoring,
+    soak,
+    tools,
+    units,
+)
 from protocol.errors import ExitStatus, UserError
 
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -37,7 +50,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for family in (demo, doctor, local, roles, operators, configuration, data, scoring, soak, tools, units):
+for family in (demo, doctor, local, roles, operators, configuration, data, plan, scoring, soak, tools, units):
     family.register(app)
 
 

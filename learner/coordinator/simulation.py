@@ -46,17 +46,21 @@ class Result:
     `drawn_share`, `trained_share` [10]: share of tokens by decile of answer length. `idle` per generator: share of
     the time without any running request while prompts were left; `slots_empty`: share of slot-seconds likewise.
     `max_trained_staleness` is over tokens in the loss; `masked_share` the tokens left out of it for their age.
+    `batches` holds, per trained batch, when it was done and how long its training took; `slot_seconds` is what the
+    attempts that finished took together.
     """
 
     seconds: float = 0.0
     num_batches: int = 0
     num_moved_slots: int = 0
     generated_tokens: int = 0
+    slot_seconds: float = 0.0
     trained_tokens: int = 0
     masked_tokens: int = 0
     lost_tokens: int = 0
     max_trained_staleness: int = 0
     trainer_idle: float = 0.0
+    batches: list[tuple[float, float]] = field(default_factory=list)
     idle: list[float] = field(default_factory=list)
     slots_empty: list[float] = field(default_factory=list)
     drawn_share: list[float] = field(default_factory=list)
@@ -107,17 +111,23 @@ class _ScratchJournal(Journal):
 
 @dataclass
 class _Running:
-    """A request: `versions` of the tokens it began with; the rest is sampled from `begun` on."""
+    """A request: `versions` of the tokens it began with; the rest is sampled from step `begun` on."""
 
     lease: m.Lease
     slot: int
     length: int
     begun: float
+    since: float
     versions: NDArray[np.int32]
+
+    @property
+    def last_step(self) -> float:
+        return self.begun + self.length - len(self.versions)
 
 
 class _Generator:
-    """Runs requests at a constant rate; `history` holds when it took over which version."""
+    """Counts steps, at a rate that depends on how many requests run; `history` holds at which step it took over which
+    version."""
 
     def __init__(self, setup: SimulatedGenerator, key: str) -> None:
         self.setup = setup
@@ -126,23 +136,41 @@ class _Generator:
         self.running: dict[tuple[int, int, int], _Running] = {}
         self.history: tuple[list[float], list[int]] = ([0.0], [0])
         self.asking = False  # a request is under way, or will be after the retry interval
+        self.steps = 0.0
+        self.num_changes = 0
         self.idle_s = self.empty_s = self.changed = 0.0
 
     def book(self, now: float) -> None:
-        """Adds the time since the last change to the idle counts."""
+        """Adds the time since the last call to steps and idle counts; to be called before anything changes."""
         span = now - self.changed
+        if self.running:
+            self.steps += span * self.setup.steps_per_s(len(self.running))
         self.idle_s += span * (not self.running)
         self.empty_s += span * (1.0 - len(self.running) / self.setup.num_slots)
         self.changed = now
 
-    def sampled(self, request: _Running, now: float) -> NDArray[np.int32]:
-        """Versions of the tokens sampled until `now`, those it began with included."""
-        num_begun = len(request.versions)
-        num_new = min(request.length - num_begun, int((now - request.begun) * self.setup.slot_tokens_per_s + 1e-6))
-        times = request.begun + np.arange(1, num_new + 1) / self.setup.slot_tokens_per_s
+    def take_over(self, version: int) -> None:
+        """Tokens from here on are of this version."""
+        self.version = version
+        self.history[0].append(self.steps)
+        self.history[1].append(version)
+
+    def seconds_to_next_end(self) -> float:
+        """From the last booking until the first running request is done."""
+        steps = min(request.last_step for request in self.running.values()) - self.steps
+        return max(0.0, steps) / self.setup.steps_per_s(len(self.running))
+
+    def ended(self) -> list[tuple[int, int, int]]:
+        """Requests that are done by now."""
+        return [key for key, request in self.running.items() if request.last_step <= self.steps + 1e-6]
+
+    def sampled(self, request: _Running) -> NDArray[np.int32]:
+        """Versions of the tokens sampled so far, those it began with included."""
+        num_new = int(min(request.last_step, self.steps) - request.begun + 1e-5)
+        steps = request.begun + np.arange(1, num_new + 1)
         at, versions = self.history
         first = max(0, bisect_right(at, request.begun) - 1)
-        index = np.searchsorted(np.asarray(at[first:]), times, side="right") - 1
+        index = np.searchsorted(np.asarray(at[first:]), steps, side="right") - 1
         new = np.asarray(versions[first:], dtype="<i4")[np.maximum(index, 0)]
         return np.concatenate([request.versions, new]).astype("<i4")
 
@@ -161,6 +189,7 @@ class _Simulation:
         self._trained: defaultdict[int, int] = defaultdict(int)
         self._over_at: float | None = None
         self._train_s = 0.0
+        self._rewardd_free = [0.0] * setup.num_rewardd
         self.result = Result()
         prompts = simulated_prompts(setup.num_prompts)
         store = Store(open_database(folder / "ledger.sqlite"))
@@ -255,6 +284,7 @@ class _Simulation:
             for lease in grant.leases:
                 for slot in lease.slots:
                     self._begin(generator, lease, slot, arrays)
+            self._await_end(generator)
             if len(generator.running) < generator.setup.num_slots:
                 generator.asking = True
                 self._at(self.now + self.setup.retry_s, retry)
@@ -269,30 +299,50 @@ class _Simulation:
     def _begin(self, generator: _Generator, lease: m.Lease, slot: int, arrays: dict[str, NDArray[np.generic]]) -> None:
         length = self._lengths[lease.prompt_id, slot]
         begun_with = arrays.get(f"partial/{lease.group_id}/{slot}/versions", np.empty(0, "<i4")).astype("<i4")
-        request = _Running(lease, slot, length, self.now, begun_with)
-        key = (lease.group_id, slot, lease.attempt)
-        generator.running[key] = request
-        seconds = (length - len(begun_with)) / generator.setup.slot_tokens_per_s
-        self._at(self.now + seconds, lambda: self._end(generator, key))
+        request = _Running(lease, slot, length, generator.steps, self.now, begun_with)
+        generator.running[lease.group_id, slot, lease.attempt] = request
         if lease.attempt == 1:
             self._drawn[self._decile(length)] += length
 
-    def _end(self, generator: _Generator, key: tuple[int, int, int]) -> None:
+    def _await_end(self, generator: _Generator) -> None:
+        """Comes back when the next request ends, unless the set of running ones changes before."""
+        generator.num_changes += 1
+        change = generator.num_changes
+
+        def end() -> None:
+            if generator.num_changes == change:
+                self._end(generator)
+
+        if generator.running:
+            self._at(self.now + generator.seconds_to_next_end(), end)
+
+    def _end(self, generator: _Generator) -> None:
         generator.book(self.now)
-        request = generator.running.pop(key, None)
-        if request is None:
-            return  # it was handed back
-        versions = generator.sampled(request, self.now + 1.0)
-        values, counts = np.unique(versions, return_counts=True)
-        by_version = dict(zip(values.tolist(), counts.tolist(), strict=True))
-        self._counts[key[0], key[1]] = (request.lease.prompt_id, by_version)
-        self.result.generated_tokens += request.length
-        self._send(self.rewardd, *_scored(request, versions, generator, self.now))
+        for key in generator.ended():
+            request = generator.running.pop(key)
+            versions = generator.sampled(request)
+            values, counts = np.unique(versions, return_counts=True)
+            by_version = dict(zip(values.tolist(), counts.tolist(), strict=True))
+            self._counts[key[0], key[1]] = (request.lease.prompt_id, by_version)
+            self.result.generated_tokens += request.length
+            self.result.slot_seconds += self.now - request.since
+            scored = _scored(request, versions, generator, self.now)
+            self._at(self._when_scored(), lambda scored=scored: self._send(self.rewardd, *scored))  # type: ignore[misc]
+        self._await_end(generator)
         self._ask_lease(generator)
 
+    def _when_scored(self) -> float:
+        """The answer goes to the daemon that is free first."""
+        if not self.setup.rewardd_answers_per_s:
+            return self.now
+        first = min(range(len(self._rewardd_free)), key=self._rewardd_free.__getitem__)
+        self._rewardd_free[first] = max(self.now, self._rewardd_free[first]) + 1.0 / self.setup.rewardd_answers_per_s
+        return self._rewardd_free[first]
+
     def _beat(self, generator: _Generator) -> None:
+        generator.book(self.now)
         progress = [
-            m.SlotProgress(group_id=g, slot=s, attempt=a, num_tokens=len(generator.sampled(request, self.now)))
+            m.SlotProgress(group_id=g, slot=s, attempt=a, num_tokens=len(generator.sampled(request)))
             for (g, s, a), request in generator.running.items()
         ]
         beat = m.Heartbeat(state="serving", policy_version=generator.version, progress=progress)
@@ -309,7 +359,8 @@ class _Simulation:
         request = generator.running.pop(key, None)
         if request is None:
             return
-        versions = generator.sampled(request, self.now)
+        versions = generator.sampled(request)
+        self._await_end(generator)
         prefix = f"partial/{key[0]}/{key[1]}/"
         arrays: dict[str, NDArray[Any]] = {
             prefix + "token_ids": np.full(len(versions), 2, "<i4"),
@@ -341,9 +392,9 @@ class _Simulation:
         tokens = sum(item.num_prompt_tokens + item.num_response_tokens for item in plan.items)
         seconds = tokens / self.setup.train_tokens_per_s
         self._train_s += seconds
-        self._at(self.now + seconds, lambda: self._end_batch(plan))
+        self._at(self.now + seconds, lambda: self._end_batch(plan, seconds))
 
-    def _end_batch(self, plan: m.BatchPlan) -> None:
+    def _end_batch(self, plan: m.BatchPlan, seconds: float) -> None:
         trained = masked = 0
         for item in plan.items:
             prompt_id, by_version = self._counts.pop((item.group_id, item.slot))
@@ -359,6 +410,7 @@ class _Simulation:
         self.result.trained_tokens += trained
         self.result.masked_tokens += masked
         self.result.num_batches += 1
+        self.result.batches.append((self.now, seconds))
         version = plan.policy_version + 1
         report = m.BatchTrained(
             batch_id=plan.batch_id,
@@ -378,9 +430,8 @@ class _Simulation:
     def _publish(self, version: int) -> None:
         for generator in self.generators:
             if version > generator.version:
-                generator.version = version
-                generator.history[0].append(self.now)
-                generator.history[1].append(version)
+                generator.book(self.now)
+                generator.take_over(version)
         body = m.VersionPublished(policy_version=version, epoch=1, generators=[], seconds=self.setup.publish_s)
         self._send(self.trainer, body)
 
@@ -432,7 +483,7 @@ def _scored(
         sampling=lease.sampling,
         response_text="",
         tokenizer_hash="",
-        seconds=now - request.begun,
+        seconds=now - request.since,
     )
     verdict = m.Verdict(
         kind="correct" if request.slot % 2 else "wrong",

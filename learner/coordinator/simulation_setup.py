@@ -14,15 +14,25 @@ PROMPT_TOKENS = 16
 
 @dataclass(frozen=True)
 class SimulatedGenerator:
-    """`slot_tokens_per_s`: sampling rate of each running slot; `num_slots`: slots it runs at once."""
+    """An engine that samples one token per step for each of at most `num_slots` running slots.
+
+    `slot_tokens_per_s` is the rate of each slot when all run. A step with r of n slots takes
+    ``(fixed_share + (1 - fixed_share) r / n) / slot_tokens_per_s``: `fixed_share` is the part of a full step that does
+    not depend on how many run (nearly 1 on GPUs, where reading the weights dominates, less on CPUs).
+    """
 
     slot_tokens_per_s: float
     num_slots: int
+    fixed_share: float = 1.0
+
+    def steps_per_s(self, num_running: int) -> float:
+        return self.slot_tokens_per_s / (self.fixed_share + (1.0 - self.fixed_share) * num_running / self.num_slots)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A run to simulate. Lengths are lognormal: `median_tokens`, and `p99_over_median`; times are in seconds."""
+    """A run to simulate. Lengths are drawn from `lengths`, or lognormal: `median_tokens`, and `p99_over_median`; times
+    are in seconds. Each of `num_rewardd` daemons scores `rewardd_answers_per_s` one after another (0: in no time)."""
 
     generators: tuple[SimulatedGenerator, ...]
     num_prompts: int = 1000
@@ -38,15 +48,20 @@ class Setup:
     lease_deadline_s: float = 120.0
     retry_s: float = 0.5
     seed: int = 0
+    lengths: tuple[int, ...] = ()
+    num_rewardd: int = 1
+    rewardd_answers_per_s: float = 0.0
 
 
 def length_table(setup: Setup) -> NDArray[np.int64]:
-    """Tokens of every answer [num_prompts, group_size], lognormal, at most max_response_tokens."""
+    """Tokens of every answer [num_prompts, group_size], at most max_response_tokens."""
+    shape = (setup.num_prompts, setup.group_size)
+    if setup.lengths:
+        drawn = np.random.default_rng(setup.seed).choice(np.asarray(setup.lengths, dtype=np.int64), size=shape)
+        return np.clip(drawn, 1, setup.max_response_tokens)
     sigma = np.log(setup.p99_over_median) / 2.3263478740408408  # the 99 % quantile of the normal distribution
     generator = np.random.default_rng(setup.seed)
-    lengths = np.exp(
-        np.log(setup.median_tokens) + sigma * generator.standard_normal((setup.num_prompts, setup.group_size))
-    )
+    lengths = np.exp(np.log(setup.median_tokens) + sigma * generator.standard_normal(shape))
     return np.clip(lengths, 1, setup.max_response_tokens).astype(np.int64)
 
 

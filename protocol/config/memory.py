@@ -1,8 +1,8 @@
 """How much memory a trainer rank and a generator need, from the model's config.json and the settings (without torch).
 
-All figures are bytes. With P parameters on N ranks under ZeRO-3, bf16 computing and AdamW on float32 masters (Rajbhandari
-et al. 2020, section 3), a rank holds per parameter and divided by N: 2 for the weights, 4 for the accumulated gradient,
-4 for the master and 8 for the moments.
+All figures are bytes. Under ZeRO-3 on N ranks, with bf16 computing and AdamW on float32 masters (Rajbhandari et al.
+2020, section 3), a rank holds for each parameter, divided by N: 2 for the weight, 4 for the accumulated gradient, 4 for
+the master and 8 for the moments.
 """
 
 from __future__ import annotations

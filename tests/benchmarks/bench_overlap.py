@@ -41,6 +41,9 @@ POLL_S = 0.2
 WARM_UP = 3
 """Updates left out: the first one compiles kernels, the next ones fill the pipeline."""
 DEADLINE_S = 400.0
+CALM_CORES = 0.25
+ENOUGH = 4
+"""Updates are left out in which other processes used more than so many cores, as long as so many remain."""
 NICE = -10
 """Where it is allowed the roles run at this priority, all alike, so that other processes disturb the figures less."""
 COMMON = (
@@ -74,9 +77,26 @@ class Phase:
     samples: list[Sample] = field(default_factory=list)
 
     def periods(self) -> dict[int, float]:
-        """Seconds from one trained batch to the next, by batch, without the first ones."""
-        found = {b["batch_id"]: b["time"] - a["time"] for a, b in pairwise(self.records)}
-        return {batch: seconds for batch, seconds in found.items() if batch > WARM_UP}
+        """Seconds from one trained batch to the next, by batch, without the first ones.
+
+        Updates that other processes disturbed do not count, unless hardly any is left without them.
+        """
+        steady = [(a, b) for a, b in pairwise(self.records) if b["batch_id"] > WARM_UP]
+        calm = [(a, b) for a, b in steady if self.other_load(a["time"], b["time"]) <= CALM_CORES]
+        return {b["batch_id"]: b["time"] - a["time"] for a, b in (calm if len(calm) >= ENOUGH else steady)}
+
+    def other_load(self, begin: float, end: float) -> float:
+        """Cores that everything but the roles used between two times."""
+        within = [sample for sample in self.samples if begin <= sample.time <= end]
+        if len(within) < 2:
+            return 0.0
+        first, last = within[0], within[-1]
+        used = (last.machine_s - first.machine_s) - (last.roles_s - first.roles_s)
+        return max(0.0, used / (last.time - first.time))
+
+    def steady_load(self) -> float:
+        """Cores that other processes used in the steady part."""
+        return self.other_load(self.records[WARM_UP - 1]["time"], self.records[-1]["time"])
 
 
 def raise_priority() -> None:
@@ -232,14 +252,6 @@ def overlap_fraction(run: Phase) -> tuple[float, float, float]:
     return both / step_s, 1.0 - sampling_s / (end - begin), 1.0 - step_s / (end - begin)
 
 
-def other_load(phase: Phase) -> float:
-    """Cores that everything but the roles used in the steady part of a phase."""
-    begin = phase.records[WARM_UP - 1]["time"]
-    first, last = next(sample for sample in phase.samples if sample.time >= begin), phase.samples[-1]
-    used = (last.machine_s - first.machine_s) - (last.roles_s - first.roles_s)
-    return max(0.0, used / (last.time - first.time))
-
-
 def figure(value: float, unit: str, values: Sequence[float]) -> dict[str, object]:
     return {"value": value, "unit": unit, "spread": [min(values), max(values)], "num_runs": len(values)}
 
@@ -258,11 +270,12 @@ def run(quick: bool = False) -> dict[str, dict[str, object]]:
     periods, training = asynchronous.periods(), alone.periods()
     generation_s, training_s = statistics.median(generation), statistics.median(training.values())
     period_s, eta0_s = statistics.median(periods.values()), statistics.median(synchronous.periods().values())
-    ratios = [max(generation_s, training[batch]) / periods[batch] for batch in training]
-    loads = [other_load(asynchronous), other_load(alone)]
+    ratios = [max(generation_s, training[batch]) / periods[batch] for batch in training if batch in periods]
+    efficiency = max(generation_s, training_s) / period_s
+    loads = [asynchronous.steady_load(), alone.steady_load()]
     overlap, generator_idle, learner_idle = overlap_fraction(asynchronous)
     return {
-        "overlap_efficiency": figure(max(generation_s, training_s) / period_s, "ratio", ratios),
+        "overlap_efficiency": figure(efficiency, "ratio", ratios or [efficiency]),
         "time_ratio_eta1_over_eta0": figure(
             period_s / eta0_s, "ratio", [seconds / eta0_s for seconds in periods.values()]
         ),

@@ -1,0 +1,99 @@
+"""A workload read from a run folder: rates from its ledger and its records."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from learner.coordinator.records import Answer
+from learner.coordinator.schema import open_database
+from learner.planning.fleet import Workload, calibrated
+from protocol.config import Config
+from protocol.errors import UserError
+
+WARM_UP = 3
+MAX_LENGTHS = 4096
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run's workload, and what it took: seconds from update to update (median), the learner's idle share (time not
+    in an update), and how many updates that is based on."""
+
+    workload: Workload
+    seconds_per_update: float
+    learner_idle: float
+    num_updates: int
+
+
+def measure(run_dir: Path, config: Config, *, fixed_share: float, publish_s: float = 1.0) -> Measured:
+    """Reads rates of the newest attempt, without its first updates.
+
+    A generator's rate is the one that gives, simulated with the run's settings, what its slots sampled per second.
+
+    Raises:
+        UserError: the run is too short to say.
+    """
+    records = _records(run_dir / "metrics.jsonl")
+    if len(records) <= WARM_UP + 1:
+        raise UserError(f"{run_dir} has {len(records)} trained batches: at least {WARM_UP + 2} are needed to plan from")
+    answers = _answers(run_dir / "coordinator" / "ledger.sqlite")
+    timed = [answer for answer in answers if answer.seconds > 0.0]
+    if not timed:
+        raise UserError(f"{run_dir} keeps no trained answers: set coordinator.journal_keep_all to plan from a run")
+    steady = records[WARM_UP:]
+    periods = [b["time"] - a["time"] for a, b in pairwise(records[WARM_UP - 1 :])]
+    updates = [record["perf/update_seconds"] for record in steady]
+    slot_rate = sum(answer.num_response_tokens for answer in timed) / sum(answer.seconds for answer in timed)
+    step = max(1, len(answers) // MAX_LENGTHS)
+    workload = Workload(
+        groups_per_batch=config.learner.groups_per_batch,
+        group_size=config.learner.group_size,
+        lengths=tuple(max(1, answer.num_response_tokens) for answer in answers[::step]),
+        num_slots=config.generators.max_num_seqs,
+        generator_tokens_per_s=slot_rate * config.generators.max_num_seqs,
+        update_s=statistics.median(updates),
+        fixed_share=fixed_share,
+        publish_s=publish_s,
+    )
+    return Measured(
+        workload=calibrated(
+            workload,
+            slot_tokens_per_s=slot_rate,
+            num_generators=max(1, config.generators.num),
+            max_staleness=config.algorithm.max_staleness,
+        ),
+        seconds_per_update=statistics.median(periods),
+        learner_idle=max(0.0, 1.0 - sum(updates) / sum(periods)),
+        num_updates=len(steady),
+    )
+
+
+def _records(path: Path) -> list[dict[str, float]]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as problem:
+        raise UserError(
+            f"{path} cannot be read: {problem.strerror}; name the folder of a run that trained"
+        ) from problem
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    newest = max((record["attempt"] for record in records), default=0)
+    return [record for record in records if record["attempt"] == newest and not record["replayed"]]
+
+
+def _answers(path: Path) -> list[Answer]:
+    database = open_database(path, read_only=True)
+    try:
+        rows = database.execute(
+            "SELECT facts FROM trajectories JOIN groups USING (group_id) "
+            "WHERE purpose = 'train' ORDER BY group_id, slot"
+        ).fetchall()
+    finally:
+        database.close()
+    decoder = msgspec.msgpack.Decoder(Answer)
+    return [decoder.decode(row[0]) for row in rows]
