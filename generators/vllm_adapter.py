@@ -8,6 +8,7 @@ Imports of vLLM are inside the functions: this module is read by processes that 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 from dataclasses import dataclass
@@ -275,6 +276,17 @@ def token_counts(engine: AsyncLLM) -> dict[str, int]:
         request_id = getattr(state, "external_req_id", None) or state.request_id
         counts[request_id] = state.detokenizer.num_output_tokens() if state.detokenizer is not None else 0
     return counts
+
+
+async def drain_outputs(engine: AsyncLLM) -> None:
+    """Waits until every token of a paused engine has been counted: its outputs are handled by a task of their own."""
+    queue: Any = getattr(engine.engine_core, "outputs_queue", None)
+    num_quiet, before = 0, -1
+    while num_quiet < 3:
+        await asyncio.sleep(0.001)
+        now = sum(token_counts(engine).values())
+        quiet = now == before and (queue is None or queue.empty())
+        num_quiet, before = (num_quiet + 1 if quiet else 0), now
 
 
 async def set_version_label(engine: AsyncLLM, policy_version: int, *, capabilities: Capabilities) -> None:

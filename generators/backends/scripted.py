@@ -7,7 +7,8 @@ Options are taken from `generators.engine_args`:
     p_correct       share of answers that end in \\boxed{answer} rather than \\boxed{answer + "1"} (default 0.5)
     answer          the correct answer (default "42")
     pause_s         how long a version load takes (default 0.01)
-    receive         take part in real weight transfers (default true; needs torch); false: follow the coordinator
+    receive         take part in real weight transfers (default true; needs torch; on the GPU with
+                    generators.device=cuda); false: follow the coordinator
     stall_after_s, die_after_s   stop producing tokens, or fail, this long after the start (default 0 = never)
 
 Tokens of a request depend only on run.seed and its id. They obey versions exactly as a real engine's do: a token
@@ -79,15 +80,15 @@ class ScriptedBackend:
         receives = bool(self._options["receive"])
         return WorkerInfo(
             num_workers=1 if receives else 0,
-            transports=["gloo", "file"] if receives else [],
-            device="cpu",
+            transports=_transports(self._config.generators.device) if receives else [],
+            device="cuda" if self._config.generators.device == "cuda" else "cpu",
             device_uuids=[],
         )
 
     async def start(self, *, stage_address: str | None) -> None:
         self._endings = await asyncio.to_thread(self._tokenize_endings)
         if stage_address and self._options["receive"]:
-            self._receiver = await asyncio.to_thread(_start_receiver, stage_address, self._config.model.path)
+            self._receiver = await asyncio.to_thread(_start_receiver, stage_address, self._config)
         self._started = time.monotonic()
         self._version = 0
         self._gate.set()
@@ -206,16 +207,21 @@ class ScriptedBackend:
             await asyncio.to_thread(self._receiver.close)
 
 
-def _start_receiver(stage_address: str, folder: str) -> Any:
+def _transports(device: str) -> list[str]:
+    return ["nccl", "ipc", "gloo", "file"] if device == "cuda" else ["gloo", "file"]
+
+
+def _start_receiver(stage_address: str, config: Config) -> Any:
     import torch
 
     from generators.weights.coverage import checkpoint_tensors, is_tied
     from generators.weights.receiver import Receiver
 
+    folder = config.model.path
     receiver = Receiver(
         stage_address,
         worker=0,
-        device=torch.device("cpu"),
+        device=torch.device("cuda", 0) if config.generators.device == "cuda" else torch.device("cpu"),
         expected=checkpoint_tensors(folder),
         tied=is_tied(folder),
     )

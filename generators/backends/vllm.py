@@ -152,6 +152,8 @@ class VllmBackend:
             started = time.monotonic()
             await self._engine.pause_generation(mode="keep", clear_cache=recompute)
             try:
+                if not self._capabilities.weight_versions:
+                    await adapter.drain_outputs(self._engine)
                 for request_id, count in self.progress().items():
                     self._running[request_id].append((policy_version, count))
                 await adapter.load_staged(self._engine, policy_version, capabilities=self._capabilities)

@@ -3,6 +3,7 @@
 All receiving happens earlier, in the background (`generators.weights.receiver`), because an error between vLLM's
 start_weight_update and finish_weight_update leaves a model that cannot run. Here both are empty, and one
 `update_weights` call loads a version that is already proved whole; a failed load is repeated once from the same stage.
+On GPUs the first load of a plain model also makes a plan (`generators.weights.inplace`) by which later ones only copy.
 """
 
 import logging
@@ -19,6 +20,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from generators.vllm_adapter import mask_vocabulary, refresh_heads, reload_functions
 from generators.weights.coverage import checkpoint_tensors
+from generators.weights.inplace import CopyPlan, is_simple, prove_plan
 from generators.weights.plugin import read_setup
 from generators.weights.receiver import Receiver
 
@@ -48,6 +50,8 @@ class SlipstreamTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         super().__init__(config, vllm_config, device, model)
         setup = read_setup()
         self._receiver: Receiver | None = None
+        self._plan: CopyPlan | None = None
+        self._may_plan = device.type == "cuda" and is_simple(model)
         if setup is None:
             return
         mask_vocabulary(model, setup.num_tokens)
@@ -92,6 +96,19 @@ class SlipstreamTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._load(tensors)
 
     def _load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        if self._plan is not None and self._plan.fits(tensors):
+            self._plan.load(tensors)
+            return
+        self._load_layerwise(tensors)
+        if self._may_plan:
+            self._may_plan = False
+            model: Any = self.model
+            self._plan = prove_plan(self.model, tensors, model.load_weights)
+            log.info("in-place loading of weights: %s", "ready" if self._plan else "not possible for this model")
+            if self._plan is None:
+                self._load_layerwise(tensors)
+
+    def _load_layerwise(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
         initialize, _ = reload_functions()
         initialize(self.model)
         model: Any = self.model

@@ -305,12 +305,19 @@ class TrainerEngine:
     def gather_snapshot(self, policy_version: int | None = None) -> Snapshot | None:
         """All ranks take part; rank 0 gets the whole policy in the computing type under Hugging Face names.
 
-        The snapshot lies in host memory, or on the device with ``weights.snapshot=device``.
+        The snapshot lies in device memory where there is room (``weights.snapshot``), else in host memory.
         """
-        to_device = self.config.weights.snapshot == "device" or self.device.type == "cpu"
+        to_device = self._snapshot_on_device()
         tensors = [(hf_name(name), tensor if to_device else tensor.cpu()) for name, tensor in self.zero.gather("model")]
         version = self.policy_version if policy_version is None else policy_version
         return Snapshot(policy_version=version, tensors=tensors) if self.rank == 0 else None
+
+    def _snapshot_on_device(self) -> bool:
+        where = self.config.weights.snapshot
+        if self.device.type == "cpu" or where == "device":
+            return True
+        num_bytes = 2 * sum(shape.numel() for shape in self.shapes().values())
+        return where == "auto" and torch.cuda.mem_get_info(self.device)[0] > 4 * num_bytes
 
     def gather_state(self) -> dict[str, torch.Tensor]:
         """All ranks take part; rank 0 gets master weights and moments, float32 on the host, as ``kind/name``.

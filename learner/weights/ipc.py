@@ -5,10 +5,13 @@ Rank 0 owns one shared buffer; its handle goes through the epoch's store. Per bu
     rank 0:  copies the bucket into the buffer, sets ready/n = "handle number:bytes", waits for done/n/* of all others
     others:  wait for ready/n, copy out of the buffer, set done/n/rank
 
-Handles travel as MessagePack (plain numbers and bytes), so nothing received is unpickled.
+Handles travel as MessagePack (plain numbers and bytes), so nothing received is unpickled. The buffer belongs to the
+process and serves every epoch: memory that a killed receiver had opened is never given back by PyTorch, so a buffer
+per epoch would be lost with each such death.
 """
 
 import base64
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -20,6 +23,32 @@ import torch.distributed as dist
 from learner.weights.transports import TransportFailed
 
 _SLICE_S = 1.0
+
+
+class _SharedBuffer:
+    """The sending process's buffer on one device, grown when a larger bucket comes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tensor: torch.Tensor | None = None
+        self._handle = ""
+        self.lock = threading.Lock()
+        self.number = 0
+
+    def reserve(self, num_bytes: int) -> tuple[torch.Tensor, str]:
+        """The whole buffer, at least `num_bytes` long, and its handle."""
+        if self._tensor is None or self._tensor.numel() < num_bytes:
+            self._tensor = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            self._handle = _encode(self._tensor)
+            self.number += 1
+        return self._tensor, self._handle
+
+
+_buffers: dict[str, _SharedBuffer] = {}
+
+
+def _shared_buffer(device: torch.device) -> _SharedBuffer:
+    return _buffers.setdefault(str(device), _SharedBuffer(device))
 
 
 class IpcCommunicator:
@@ -45,15 +74,17 @@ class IpcCommunicator:
 
     def _send(self, buffer: torch.Tensor, deadline: float) -> None:
         num_bytes = buffer.numel()
-        if self._shared is None or self._shared.numel() < num_bytes:
-            self._shared = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
-            self._handle_number += 1
-            self._store.set(f"handle/{self._handle_number}", _encode(self._shared))
-        self._shared[:num_bytes].copy_(buffer)
-        torch.cuda.synchronize(self.device)
-        self._store.set(f"ready/{self._sequence}", f"{self._handle_number}:{num_bytes}")
-        done = [f"done/{self._sequence}/{other}" for other in self._others]
-        self._wait(done, deadline)
+        own = _shared_buffer(self.device)
+        with own.lock:
+            shared, handle = own.reserve(num_bytes)
+            if own.number != self._handle_number:
+                self._handle_number = own.number
+                self._store.set(f"handle/{own.number}", handle)
+            shared[:num_bytes].copy_(buffer)
+            torch.cuda.current_stream(self.device).synchronize()
+            self._store.set(f"ready/{self._sequence}", f"{own.number}:{num_bytes}")
+            done = [f"done/{self._sequence}/{other}" for other in self._others]
+            self._wait(done, deadline)
         for key in (*done, f"ready/{self._sequence}"):
             self._store.delete_key(key)
 
@@ -67,7 +98,7 @@ class IpcCommunicator:
             self._shared = _decode(self._store.get(f"handle/{number}").decode())
             self._handle_number = number
         buffer.copy_(self._shared[:num_bytes])
-        torch.cuda.synchronize(self.device)
+        torch.cuda.current_stream(self.device).synchronize()
         self._store.set(f"done/{self._sequence}/{self._rank}", "1")
 
     def _wait(self, keys: list[str], deadline: float) -> None:

@@ -102,6 +102,7 @@ class Publisher:
 
     def submit(self, snapshot: Snapshot) -> None:
         """Hands over a version; never blocks. One that was submitted before and not begun is dropped."""
+        snapshot.mark_written()
         with self._state:
             self._pending = snapshot
             self._idle = False
@@ -237,7 +238,8 @@ class Publisher:
         return self._group[1]
 
     def _offer(self, snapshot: Snapshot, *, path: str = "") -> WeightOffer:
-        specs = snapshot.specs()
+        with snapshot.reading():
+            specs = snapshot.specs()
         return WeightOffer(
             epoch=self._epoch,
             policy_version=snapshot.policy_version,

@@ -24,9 +24,10 @@ def send_snapshot(
     buffers = [torch.empty(size, dtype=torch.uint8, device=communicator.device) for _ in range(2)]
 
     def packed(layout: BucketLayout, turn: int) -> torch.Tensor:
-        filled = pack(layout, snapshot.tensors, buffers[turn % 2])
-        if filled.device.type == "cuda":
-            torch.cuda.synchronize(filled.device)
+        with snapshot.reading():
+            filled = pack(layout, snapshot.tensors, buffers[turn % 2])
+            if filled.device.type == "cuda":
+                torch.cuda.current_stream(filled.device).synchronize()
         return filled
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-packer") as packer:
@@ -37,5 +38,6 @@ def send_snapshot(
                 ahead.append(packer.submit(packed, layouts[turn + 1], turn + 1))
             if time.monotonic() > started + deadline_s:
                 raise TransportFailed(f"sending took longer than {deadline_s:g} s")
-            communicator.broadcast(buffer, deadline=started + deadline_s)
+            with snapshot.reading():
+                communicator.broadcast(buffer, deadline=started + deadline_s)
     return time.monotonic() - started

@@ -1,5 +1,7 @@
 """A whole policy version, frozen at a step boundary: what the publisher sends and nothing else."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +38,25 @@ class Snapshot:
     policy_version: int
     tensors: list[tuple[str, torch.Tensor]]
     _specs: list[TensorSpec] | None = field(default=None, repr=False, compare=False)
+    _written: torch.cuda.Event | None = field(default=None, repr=False, compare=False)
+
+    def mark_written(self) -> None:
+        """On a GPU: what was queued so far on the caller's stream completes the tensors (see `reading`)."""
+        if self.tensors and self.tensors[0][1].device.type == "cuda":
+            self._written = torch.cuda.Event()
+            self._written.record(torch.cuda.current_stream(self.tensors[0][1].device))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """On a GPU: a stream for this thread that reads the whole tensors without waiting for the training step."""
+        if self._written is None:
+            yield
+            return
+        device = self.tensors[0][1].device
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)) as _:
+            torch.cuda.current_stream(device).wait_event(self._written)
+            yield
+            torch.cuda.current_stream(device).synchronize()
 
     @property
     def num_bytes(self) -> int:
