@@ -131,6 +131,10 @@ class Judge:
         """Tasks and canaries without an outcome."""
         return len(self._open)
 
+    def pids(self, lane: Lane) -> list[int]:
+        """Worker processes of a lane that serve."""
+        return self._pools[lane].pids()
+
     def problems(self) -> dict[str, str]:
         """Lanes that cannot serve and why."""
         return {lane: pool.problem for lane, pool in self._pools.items() if pool.problem}

@@ -47,10 +47,12 @@ def bench(
         typer.echo(json.dumps(result))
         return
     for key, figure in figures.items():
-        low, high = figure["spread"]
-        typer.echo(
-            f"{key:40} {figure['value']:.6g} {figure['unit']}  [{low:.6g}, {high:.6g}] in {figure['num_runs']} runs"
-        )
+        value, low, high = (_shown(item) for item in (figure["value"], *figure["spread"]))
+        typer.echo(f"{key:40} {value} {figure['unit']}  [{low}, {high}] in {figure['num_runs']} runs")
+
+
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
 
 
 def commit() -> str:

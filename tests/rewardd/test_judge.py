@@ -177,7 +177,7 @@ def test_kills_at_random_lose_and_falsify_nothing(plugin) -> None:
             nonlocal kills
             if num - judge.num_open < 150 * (kills + 1):
                 return
-            running = judge._pools["math"].pids()
+            running = judge.pids("math")
             if running:
                 kills += 1
                 with suppress(ProcessLookupError):
