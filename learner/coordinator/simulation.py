@@ -6,7 +6,6 @@ the tests of the staleness rules use it.
 """
 
 import heapq
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from learner.coordinator.journal import Arrays, Journal, Location
 from learner.coordinator.metrics import RecordFile
 from learner.coordinator.schema import open_database
 from learner.coordinator.service import Coordinator
+from learner.coordinator.simulated_engine import Engine, Request
 from learner.coordinator.simulation_setup import (
     PROMPT_TOKENS,
     Setup,
@@ -109,72 +109,6 @@ class _ScratchJournal(Journal):
         return []
 
 
-@dataclass
-class _Running:
-    """A request: `versions` of the tokens it began with; the rest is sampled from step `begun` on."""
-
-    lease: m.Lease
-    slot: int
-    length: int
-    begun: float
-    since: float
-    versions: NDArray[np.int32]
-
-    @property
-    def last_step(self) -> float:
-        return self.begun + self.length - len(self.versions)
-
-
-class _Generator:
-    """Counts steps, at a rate that depends on how many requests run; `history` holds at which step it took over which
-    version."""
-
-    def __init__(self, setup: SimulatedGenerator, key: str) -> None:
-        self.setup = setup
-        self.key = key
-        self.version = 0
-        self.running: dict[tuple[int, int, int], _Running] = {}
-        self.history: tuple[list[float], list[int]] = ([0.0], [0])
-        self.asking = False  # a request is under way, or will be after the retry interval
-        self.steps = 0.0
-        self.num_changes = 0
-        self.idle_s = self.empty_s = self.changed = 0.0
-
-    def book(self, now: float) -> None:
-        """Adds the time since the last call to steps and idle counts; to be called before anything changes."""
-        span = now - self.changed
-        if self.running:
-            self.steps += span * self.setup.steps_per_s(len(self.running))
-        self.idle_s += span * (not self.running)
-        self.empty_s += span * (1.0 - len(self.running) / self.setup.num_slots)
-        self.changed = now
-
-    def take_over(self, version: int) -> None:
-        """Tokens from here on are of this version."""
-        self.version = version
-        self.history[0].append(self.steps)
-        self.history[1].append(version)
-
-    def seconds_to_next_end(self) -> float:
-        """From the last booking until the first running request is done."""
-        steps = min(request.last_step for request in self.running.values()) - self.steps
-        return max(0.0, steps) / self.setup.steps_per_s(len(self.running))
-
-    def ended(self) -> list[tuple[int, int, int]]:
-        """Requests that are done by now."""
-        return [key for key, request in self.running.items() if request.last_step <= self.steps + 1e-6]
-
-    def sampled(self, request: _Running) -> NDArray[np.int32]:
-        """Versions of the tokens sampled so far, those it began with included."""
-        num_new = int(min(request.last_step, self.steps) - request.begun + 1e-5)
-        steps = request.begun + np.arange(1, num_new + 1)
-        at, versions = self.history
-        first = max(0, bisect_right(at, request.begun) - 1)
-        index = np.searchsorted(np.asarray(at[first:]), steps, side="right") - 1
-        new = np.asarray(versions[first:], dtype="<i4")[np.maximum(index, 0)]
-        return np.concatenate([request.versions, new]).astype("<i4")
-
-
 class _Simulation:
     def __init__(self, setup: Setup, folder: Path) -> None:
         self.setup = setup
@@ -210,7 +144,7 @@ class _Simulation:
         self._store = store
         self.trainer, self.rewardd = self._join("trainer", "t"), self._join("rewardd", "r")
         self.generators = [
-            _Generator(generator, self._join("generator", f"g{i}")) for i, generator in enumerate(setup.generators)
+            Engine(generator, self._join("generator", f"g{i}")) for i, generator in enumerate(setup.generators)
         ]
         lengths = length_table(setup)
         for row, prompt in enumerate(prompts.prompts):
@@ -272,7 +206,7 @@ class _Simulation:
 
     # ------------------------------------------------------------ generators
 
-    def _ask_lease(self, generator: _Generator) -> None:
+    def _ask_lease(self, generator: Engine) -> None:
         room = generator.setup.num_slots - len(generator.running)
         if room <= 0 or generator.asking:
             return
@@ -296,15 +230,16 @@ class _Simulation:
         request = m.LeaseRequest(max_slots=room, policy_version=generator.version)
         self._send(generator.key, request, then=take)
 
-    def _begin(self, generator: _Generator, lease: m.Lease, slot: int, arrays: dict[str, NDArray[np.generic]]) -> None:
+    def _begin(self, generator: Engine, lease: m.Lease, slot: int, arrays: dict[str, NDArray[np.generic]]) -> None:
         length = self._lengths[lease.prompt_id, slot]
         begun_with = arrays.get(f"partial/{lease.group_id}/{slot}/versions", np.empty(0, "<i4")).astype("<i4")
-        request = _Running(lease, slot, length, generator.steps, self.now, begun_with)
+        first = generator.steps + generator.setup.prefill_steps
+        request = Request(lease, slot, length, first, self.now, begun_with)
         generator.running[lease.group_id, slot, lease.attempt] = request
         if lease.attempt == 1:
             self._drawn[self._decile(length)] += length
 
-    def _await_end(self, generator: _Generator) -> None:
+    def _await_end(self, generator: Engine) -> None:
         """Comes back when the next request ends, unless the set of running ones changes before."""
         generator.num_changes += 1
         change = generator.num_changes
@@ -316,7 +251,7 @@ class _Simulation:
         if generator.running:
             self._at(self.now + generator.seconds_to_next_end(), end)
 
-    def _end(self, generator: _Generator) -> None:
+    def _end(self, generator: Engine) -> None:
         generator.book(self.now)
         for key in generator.ended():
             request = generator.running.pop(key)
@@ -339,7 +274,7 @@ class _Simulation:
         self._rewardd_free[first] = max(self.now, self._rewardd_free[first]) + 1.0 / self.setup.rewardd_answers_per_s
         return self._rewardd_free[first]
 
-    def _beat(self, generator: _Generator) -> None:
+    def _beat(self, generator: Engine) -> None:
         generator.book(self.now)
         progress = [
             m.SlotProgress(group_id=g, slot=s, attempt=a, num_tokens=len(generator.sampled(request)))
@@ -354,7 +289,7 @@ class _Simulation:
         self._send(generator.key, beat, then=take)
         self._at(self.now + self.setup.heartbeat_s, lambda: self._beat(generator))
 
-    def _hand_back(self, generator: _Generator, key: tuple[int, int, int]) -> None:
+    def _hand_back(self, generator: Engine, key: tuple[int, int, int]) -> None:
         generator.book(self.now)
         request = generator.running.pop(key, None)
         if request is None:
@@ -424,7 +359,7 @@ class _Simulation:
             max_token_staleness=0,
         )
         self._send(self.trainer, report)
-        self._ask_batch(plan.batch_id)
+        self._at(self.now + self.setup.between_s, lambda: self._ask_batch(plan.batch_id))
         self._at(self.now + self.setup.publish_s, lambda: self._publish(version))
 
     def _publish(self, version: int) -> None:
@@ -465,7 +400,7 @@ def _shares(tokens: dict[int, int]) -> list[float]:
 
 
 def _scored(
-    request: _Running, versions: NDArray[np.int32], generator: _Generator, now: float
+    request: Request, versions: NDArray[np.int32], generator: Engine, now: float
 ) -> tuple[m.ScoredTrajectory, dict[str, NDArray[Any]]]:
     lease, length = request.lease, request.length
     trajectory = m.Trajectory(

@@ -18,12 +18,14 @@ class SimulatedGenerator:
 
     `slot_tokens_per_s` is the rate of each slot when all run. A step with r of n slots takes
     ``(fixed_share + (1 - fixed_share) r / n) / slot_tokens_per_s``: `fixed_share` is the part of a full step that does
-    not depend on how many run (nearly 1 on GPUs, where reading the weights dominates, less on CPUs).
+    not depend on how many run (nearly 1 on GPUs, where reading the weights dominates, less on CPUs). A request's first
+    token comes `prefill_steps` later than a step.
     """
 
     slot_tokens_per_s: float
     num_slots: int
     fixed_share: float = 1.0
+    prefill_steps: float = 0.0
 
     def steps_per_s(self, num_running: int) -> float:
         return self.slot_tokens_per_s / (self.fixed_share + (1.0 - self.fixed_share) * num_running / self.num_slots)
@@ -31,8 +33,12 @@ class SimulatedGenerator:
 
 @dataclass(frozen=True)
 class Setup:
-    """A run to simulate. Lengths are drawn from `lengths`, or lognormal: `median_tokens`, and `p99_over_median`; times
-    are in seconds. Each of `num_rewardd` daemons scores `rewardd_answers_per_s` one after another (0: in no time)."""
+    """A run to simulate. Times are in seconds.
+
+    Lengths are drawn from `lengths`, or lognormal with `median_tokens` and `p99_over_median`. The trainer asks for a
+    batch `between_s` after the one before. Each of `num_rewardd` daemons scores `rewardd_answers_per_s`, one after
+    another (0: in no time).
+    """
 
     generators: tuple[SimulatedGenerator, ...]
     num_prompts: int = 1000
@@ -44,6 +50,7 @@ class Setup:
     max_response_tokens: int = 16_384
     train_tokens_per_s: float = 50_000.0
     publish_s: float = 1.0
+    between_s: float = 0.0
     heartbeat_s: float = 1.0
     lease_deadline_s: float = 120.0
     retry_s: float = 0.5

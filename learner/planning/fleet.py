@@ -30,8 +30,10 @@ class Workload:
         lengths: a sample of answer lengths in tokens.
         num_slots: answers a generator samples at once.
         generator_tokens_per_s: of one generator with all slots running.
-        update_s: seconds of one update, from having the batch to having reported it.
+        update_s: seconds of one update's computation.
         fixed_share: part of an engine's step that does not depend on how many slots run (see SimulatedGenerator).
+        prefill_steps: steps of the engine from taking a prompt to its first token.
+        between_s: seconds the learner needs from one update to the next even when a batch is ready.
         publish_s: seconds from the end of an update until the generators use its version.
         rewardd_answers_per_s: of one reward daemon; 0 = never the bottleneck.
     """
@@ -43,6 +45,8 @@ class Workload:
     generator_tokens_per_s: float
     update_s: float
     fixed_share: float = 1.0
+    prefill_steps: float = 0.0
+    between_s: float = 0.0
     publish_s: float = 1.0
     rewardd_answers_per_s: float = 0.0
 
@@ -114,6 +118,7 @@ def setup_of(
         slot_tokens_per_s=workload.generator_tokens_per_s / workload.num_slots,
         num_slots=max(1, round(workload.num_slots * groups / workload.groups_per_batch)),
         fixed_share=workload.fixed_share,
+        prefill_steps=workload.prefill_steps,
     )
     answers = groups * workload.group_size
     return Setup(
@@ -126,6 +131,7 @@ def setup_of(
         max_response_tokens=max(workload.lengths),
         train_tokens_per_s=answers * (PROMPT_TOKENS + float(np.mean(workload.lengths))) / workload.update_s,
         publish_s=workload.publish_s,
+        between_s=workload.between_s,
         retry_s=max(0.25, workload.update_s / 10),
         heartbeat_s=max(1.0, workload.update_s / 5),
         num_rewardd=num_rewardd,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from learner.coordinator.records import Answer
 from learner.coordinator.schema import open_database
@@ -49,6 +51,7 @@ def measure(run_dir: Path, config: Config, *, fixed_share: float, publish_s: flo
     steady = records[WARM_UP:]
     periods = [b["time"] - a["time"] for a, b in pairwise(records[WARM_UP - 1 :])]
     updates = [record["perf/update_seconds"] for record in steady]
+    between_s = float(np.quantile([period - update for period, update in zip(periods, updates, strict=True)], 0.25))
     slot_rate = sum(answer.num_response_tokens for answer in timed) / sum(answer.seconds for answer in timed)
     step = max(1, len(answers) // MAX_LENGTHS)
     workload = Workload(
@@ -59,6 +62,8 @@ def measure(run_dir: Path, config: Config, *, fixed_share: float, publish_s: flo
         generator_tokens_per_s=slot_rate * config.generators.max_num_seqs,
         update_s=statistics.median(updates),
         fixed_share=fixed_share,
+        prefill_steps=_prefill_steps(timed),
+        between_s=max(0.0, between_s),
         publish_s=publish_s,
     )
     return Measured(
@@ -74,6 +79,15 @@ def measure(run_dir: Path, config: Config, *, fixed_share: float, publish_s: flo
     )
 
 
+def _prefill_steps(answers: Sequence[Answer]) -> float:
+    """Seconds over tokens, fitted by a line: what it takes before the first token, in units of the slope."""
+    tokens = np.asarray([answer.num_response_tokens for answer in answers], dtype=float)
+    if np.ptp(tokens) == 0.0:
+        return 0.0
+    slope, start = np.polyfit(tokens, np.asarray([answer.seconds for answer in answers]), 1)
+    return float(max(0.0, start / slope)) if slope > 0.0 else 0.0
+
+
 def _records(path: Path) -> list[dict[str, float]]:
     try:
         lines = path.read_text().splitlines()
@@ -81,9 +95,9 @@ def _records(path: Path) -> list[dict[str, float]]:
         raise UserError(
             f"{path} cannot be read: {problem.strerror}; name the folder of a run that trained"
         ) from problem
-    records = [json.loads(line) for line in lines if line.endswith("}")]
+    records = [record for line in lines if line.endswith("}") and not (record := json.loads(line))["replayed"]]
     newest = max((record["attempt"] for record in records), default=0)
-    return [record for record in records if record["attempt"] == newest and not record["replayed"]]
+    return [record for record in records if record["attempt"] == newest]
 
 
 def _answers(path: Path) -> list[Answer]:

@@ -58,11 +58,12 @@ COMMON = (
 
 @dataclass
 class Sample:
-    """One look at the run: Unix time, tokens sampled so far by all generators, training slots answered; CPU seconds so
-    far of the whole machine and of the roles."""
+    """One look at the run: Unix time, tokens sampled so far by all generators, training slots leased and answered; CPU
+    seconds so far of the whole machine and of the roles."""
 
     time: float
     num_tokens: float
+    num_leased: float
     num_answered: float
     machine_s: float
     roles_s: float
@@ -166,6 +167,7 @@ def sample_of(status: StatusReply, processes: Sequence[psutil.Process]) -> Sampl
     return Sample(
         time=time.time(),
         num_tokens=tokens,
+        num_leased=status.queues["slots_leased"],
         num_answered=status.queues["slots_answered"],
         machine_s=sum(machine) - machine.idle - machine.iowait,
         roles_s=roles_s,
@@ -237,10 +239,10 @@ def training_alone(run: Phase) -> Phase:
 
 
 def overlap_fraction(run: Phase) -> tuple[float, float, float]:
-    """Of the steady part of a run: share of trainer step time in which tokens were sampled, generators' idle share,
-    learner's idle share (whatever is not forward, backward and optimizer step).
+    """Of the steady part of a run: share of trainer step time in which tokens were sampled, generators' idle share (no
+    lease held), learner's idle share (whatever is not forward, backward and optimizer step).
 
-    Tokens count as sampled evenly between two looks at which their number differs.
+    Tokens count as sampled between two looks at which their number differs.
     """
     steady = [record for record in run.records if record["batch_id"] > WARM_UP]
     begin, end = run.records[WARM_UP - 1]["time"], steady[-1]["time"]
@@ -248,8 +250,9 @@ def overlap_fraction(run: Phase) -> tuple[float, float, float]:
     steps = [(record["time"] - record["perf/update_seconds"], record["time"]) for record in steady]
     step_s = sum(b - a for a, b in steps)
     both = sum(max(0.0, min(b, d) - max(a, c)) for a, b in sampling for c, d in steps)
-    sampling_s = sum(max(0.0, min(b, end) - max(a, begin)) for a, b in sampling)
-    return both / step_s, 1.0 - sampling_s / (end - begin), 1.0 - step_s / (end - begin)
+    idle = [(a.time, b.time) for a, b in pairwise(run.samples) if not a.num_leased]
+    idle_s = sum(max(0.0, min(b, end) - max(a, begin)) for a, b in idle)
+    return both / step_s, idle_s / (end - begin), 1.0 - step_s / (end - begin)
 
 
 def figure(value: float, unit: str, values: Sequence[float]) -> dict[str, object]:

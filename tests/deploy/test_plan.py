@@ -41,6 +41,7 @@ def run_dir(tmp_path: Path) -> Path:
         {"time": 100.0 + 2.5 * batch, "attempt": 1, "batch_id": batch, "replayed": False, "perf/update_seconds": 2.0}
         for batch in range(1, 9)
     ]
+    records += [record | {"attempt": 2, "replayed": True, "perf/update_seconds": 1.0} for record in records]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     answer = Answer(
         num_prompt_tokens=5,
