@@ -19,7 +19,7 @@ from protocol.config.services import MathSection, RewarddSection
 from rewardd.judge import Judge
 from rewardd.pool import wait_readable
 from rewardd.scorers import Task, encode_truth
-from tests.benchmarks.poison import mixed_items
+from tests.benchmarks.poison import POISON_PROGRAMS, mixed_items
 from tests.benchmarks.reward_rig import (
     Item,
     MemoryWatch,
@@ -167,6 +167,8 @@ def poison_figures(*, num_cores: int, num: int) -> dict[str, Figure]:
     with adopting_orphans() as before:
         with rig(**options) as daemon:
             daemon.score(mixed_items(500, share_of_poison=0.02, seed=1))
+            # Buffers reach their largest size at the first flood.
+            daemon.score([code_item(number, POISON_PROGRAMS["flood"], answer=0) for number in range(8 * num_cores)])
             clean, lost_clean = _net_rate(daemon, mixed_items(num, share_of_poison=0.0, seed=2), num_cores=num_cores)
             watch = MemoryWatch(daemon.pid, every=max(1, num // 100))
             poisoned, lost = _net_rate(
