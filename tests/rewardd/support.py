@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -110,8 +110,11 @@ def python(module: str, *args: str) -> Iterator[Process]:
 
 
 @contextmanager
-def daemon(config: Path, *, name: str = "rewardd-0") -> Iterator[subprocess.Popen[str]]:
-    """A reward daemon in a process of its own, killed at the end if it still runs."""
+def daemon(config: Path, *, name: str = "rewardd-0", prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+    """A reward daemon in a process of its own, killed at the end if it still runs.
+
+    `prefix`: a command that runs the command after it.
+    """
     code = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -122,7 +125,9 @@ def daemon(config: Path, *, name: str = "rewardd-0") -> Iterator[subprocess.Pope
         "sys.exit(run(load(Path(sys.argv[1])), name=sys.argv[2]))\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(config), name], env=dict(os.environ, OMP_NUM_THREADS="1"), text=True
+        [*prefix, sys.executable, "-c", code, str(config), name],
+        env=dict(os.environ, OMP_NUM_THREADS="1"),
+        text=True,
     )
     try:
         yield process

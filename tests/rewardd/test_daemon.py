@@ -1,6 +1,7 @@
 """The daemon as a process, over real sockets."""
 
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -236,3 +237,42 @@ def test_a_missing_coordinator_ends_the_start_with_its_address(tmp_path: Path) -
     config = config.model_copy(update={"transport": TransportSection(**TRANSPORT | {"connect_deadline_s": 0.5})})
     with pytest.raises(PeerUnreachable, match=r"tcp://127\.0\.0\.1:1 within"):
         run(config, name="rewardd-0")
+
+
+# A user namespace whose processes can make no further one.
+WITHOUT_NAMESPACES = ("unshare", "-Ur", "sh", "-c", 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"', "sh")
+ADDITION = "```python\nprint(sum(map(int, input().split())))\n```"
+
+
+def test_b28_programs_run_through_the_daemon_and_the_isolation_is_named(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    tests = '{"inputs": ["2 3"], "outputs": ["5"], "fn_name": null}'
+    coordinator.truths["sum"] = ground_truth("sum", tests, ability="code")
+    with daemon(write_config(tmp_path, coordinator=coordinator.address, max_retries=0)):
+        client = connect(coordinator)
+        assert deliver(client, 1, "sum", ADDITION).status == "accepted"
+        verdict = verdict_of(coordinator, 1)
+        if verdict.reason == "unavailable":
+            pytest.skip("no isolation for programs on this machine")
+        assert (verdict.kind, verdict.scorer) == ("correct", "code") and "seccomp" in verdict.isolation
+        deliver(client, 2, "sum", "```python\nimport os; os._exit(0)\n```")
+        assert verdict_of(coordinator, 2).kind == "wrong" and verdict_of(coordinator, 2).isolation == verdict.isolation
+        client.close(deadline_s=0)
+
+
+def test_b28_without_the_configured_isolation_no_program_is_run(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    if subprocess.run([*WITHOUT_NAMESPACES, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("user namespaces, of which this test makes one to forbid more, are not to be had")
+    coordinator.truths["sum"] = ground_truth("sum", {"inputs": ["2 3"], "outputs": ["5"]}, ability="code")
+    config = write_config(tmp_path, coordinator=coordinator.address, max_retries=1, code={"isolation": "namespaces"})
+    with daemon(config, prefix=WITHOUT_NAMESPACES) as process:
+        client = connect(coordinator)
+        marker = tmp_path / "ran"
+        deliver(client, 1, "sum", f"```python\nopen({str(marker)!r}, 'w')\nprint(5)\n```")
+        verdict = verdict_of(coordinator, 1)
+        assert (verdict.kind, verdict.reason, verdict.score, verdict.components) == ("unjudged", "unavailable", 0, {})
+        assert not marker.exists()
+        assert deliver(client, 2, "p0", "\\boxed{42}").status == "accepted"
+        assert verdict_of(coordinator, 2).kind == "correct" and process.poll() is None
+        client.close(deadline_s=0)
