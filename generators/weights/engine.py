@@ -20,7 +20,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from generators.vllm_adapter import mask_vocabulary, refresh_heads, reload_functions
 from generators.weights.coverage import checkpoint_tensors
-from generators.weights.inplace import CopyPlan, is_simple, prove_plan
+from generators.weights.inplace import CopyPlan, Layout, is_simple, layout_of, prove_plan
 from generators.weights.plugin import read_setup
 from generators.weights.receiver import Receiver
 
@@ -51,6 +51,7 @@ class SlipstreamTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         setup = read_setup()
         self._receiver: Receiver | None = None
         self._plan: CopyPlan | None = None
+        self._tried: set[Layout] = set()
         self._may_plan = device.type == "cuda" and is_simple(model)
         if setup is None:
             return
@@ -100,8 +101,8 @@ class SlipstreamTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._plan.load(tensors)
             return
         self._load_layerwise(tensors)
-        if self._may_plan:
-            self._may_plan = False
+        if self._may_plan and layout_of(tensors) not in self._tried:
+            self._tried.add(layout_of(tensors))
             model: Any = self.model
             self._plan = prove_plan(self.model, tensors, model.load_weights)
             log.info("in-place loading of weights: %s", "ready" if self._plan else "not possible for this model")

@@ -19,15 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from protocol.checksum import checksum
 
 Named = Sequence[tuple[str, torch.Tensor]]
+Layout = frozenset[tuple[str, torch.dtype, torch.Size]]
 _SIMPLE_METHODS = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}
 
 
 @dataclass(frozen=True)
 class Copy:
-    """One copy: a strided view of an offered tensor (by its index) into a view of a parameter."""
+    """One copy: a strided view of an offered tensor into a view of a parameter."""
 
     target: torch.Tensor
-    source: int
+    source: str
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -35,21 +36,22 @@ class Copy:
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """Copies that load any version whose tensors have these names, shapes and types."""
+    """Copies that load any version whose tensors have these names, shapes and types, in whatever order."""
 
-    layout: tuple[tuple[str, torch.dtype, torch.Size], ...]
+    layout: Layout
     copies: tuple[Copy, ...]
 
     def fits(self, tensors: Named) -> bool:
         """Whether the offered tensors are those the plan was made from, values aside."""
-        return self.layout == _layout(tensors)
+        return self.layout == layout_of(tensors)
 
     def load(self, tensors: Named) -> None:
         """Copies everything; the calling stream's later work sees the new values."""
+        offered = dict(tensors)
         targets = [copy.target for copy in self.copies]
         sources = [
-            tensors[copy.source][1].as_strided(
-                copy.size, copy.stride, tensors[copy.source][1].storage_offset() + copy.offset
+            offered[copy.source].as_strided(
+                copy.size, copy.stride, offered[copy.source].storage_offset() + copy.offset
             )
             for copy in self.copies
         ]
@@ -84,7 +86,7 @@ def prove_plan(model: torch.nn.Module, tensors: Named, load: Callable[[Named], A
     copies = _resolve(recorder.copies, tensors)
     if copies is None:
         return None
-    plan = CopyPlan(layout=_layout(tensors), copies=tuple(copies))
+    plan = CopyPlan(layout=layout_of(tensors), copies=tuple(copies))
     with torch.no_grad():
         for parameter in parameters:
             parameter.zero_()
@@ -115,7 +117,7 @@ def _resolve(recorded: list[tuple[torch.Tensor, torch.Tensor]], tensors: Named) 
         place = bisect_right(starts, source.data_ptr()) - 1
         if place < 0:
             return None
-        offered = tensors[order[place]][1]
+        name, offered = tensors[order[place]]
         distance = source.data_ptr() - offered.data_ptr()
         num_bytes = offered.numel() * offered.element_size()
         if source.dtype != offered.dtype or source.device != offered.device or distance >= max(1, num_bytes):
@@ -123,7 +125,7 @@ def _resolve(recorded: list[tuple[torch.Tensor, torch.Tensor]], tensors: Named) 
         copies.append(
             Copy(
                 target=target.detach(),
-                source=order[place],
+                source=name,
                 size=tuple(source.shape),
                 stride=tuple(source.stride()),
                 offset=distance // source.element_size(),
@@ -134,8 +136,9 @@ def _resolve(recorded: list[tuple[torch.Tensor, torch.Tensor]], tensors: Named) 
     return copies
 
 
-def _layout(tensors: Named) -> tuple[tuple[str, torch.dtype, torch.Size], ...]:
-    return tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors)
+def layout_of(tensors: Named) -> Layout:
+    """Names, types and shapes of offered tensors."""
+    return frozenset((name, tensor.dtype, tensor.shape) for name, tensor in tensors)
 
 
 def _has_parameters(module: torch.nn.Module) -> bool:

@@ -87,7 +87,7 @@ class PeerProcess:
             self.spoke.wait_for(lambda: found() or {"ended": True} in self.said, timeout=deadline_s)
             values = found()
             if not values:
-                raise RuntimeError(f"the generator said no {key!r}: {self.said[-3:]}")
+                raise RuntimeError(f"the generator said no {key!r}: {str(self.said[-3:])[:500]}")
             return values[0]
 
     def ask(self, **command: Any) -> dict[str, Any]:
@@ -184,6 +184,7 @@ def measure_size(size: Size, folder: Path, *, on_gpu: bool, rounds: int) -> Figu
     finally:
         peer.close()
         trainer.publisher.close()
+        del trainer
     pauses = [last["pause_s"] for _, last in idle]
     figures = {
         f"pause_to_resume_s_{size.key}": figure(pauses, "s, no requests"),

@@ -1,5 +1,8 @@
 """vLLM's own CUDA IPC transfer engine beside ours, in the same worker: what the benchmark of weights compares with."""
 
+import importlib.util
+import sys
+import types
 from typing import Any
 
 
@@ -8,6 +11,8 @@ class NativeTransfer:
 
     def use_native_transfer(self, wanted: bool) -> None:
         """Puts vLLM's own engine in the place of ours, or ours back."""
+        if "ray" not in sys.modules and importlib.util.find_spec("ray") is None:
+            sys.modules.setdefault("ray", types.ModuleType("ray"))  # imported by vLLM's module, used only to send
         from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
 
         worker: Any = self
