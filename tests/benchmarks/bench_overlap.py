@@ -43,7 +43,8 @@ WARM_UP = 3
 DEADLINE_S = 400.0
 CALM_CORES = 0.25
 ENOUGH = 4
-"""Updates are left out in which other processes used more than so many cores, as long as so many remain."""
+"""Updates in which other processes used more than so many cores are left out of both sides of the comparison, as long
+as each side keeps so many."""
 NICE = -10
 """Where it is allowed the roles run at this priority, all alike, so that other processes disturb the figures less."""
 COMMON = (
@@ -77,14 +78,15 @@ class Phase:
     records: list[dict[str, Any]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
 
-    def periods(self) -> dict[int, float]:
-        """Seconds from one trained batch to the next, by batch, without the first ones.
-
-        Updates that other processes disturbed do not count, unless hardly any is left without them.
-        """
-        steady = [(a, b) for a, b in pairwise(self.records) if b["batch_id"] > WARM_UP]
-        calm = [(a, b) for a, b in steady if self.other_load(a["time"], b["time"]) <= CALM_CORES]
-        return {b["batch_id"]: b["time"] - a["time"] for a, b in (calm if len(calm) >= ENOUGH else steady)}
+    def periods(self, *, calm: bool) -> dict[int, float]:
+        """Seconds from one trained batch to the next, by batch, without the first ones; with `calm` only those that
+        other processes hardly disturbed."""
+        found = {}
+        for before, after in pairwise(self.records):
+            begin, end = before["time"], after["time"]
+            if after["batch_id"] > WARM_UP and (not calm or self.other_load(begin, end) <= CALM_CORES):
+                found[after["batch_id"]] = end - begin
+        return found
 
     def other_load(self, begin: float, end: float) -> float:
         """Cores that everything but the roles used between two times."""
@@ -270,9 +272,11 @@ def run(quick: bool = False) -> dict[str, dict[str, object]]:
         asynchronous = run_of(folder, "asynchronous", num_updates=num_updates)
         alone = training_alone(asynchronous)
         synchronous = run_of(folder, "synchronous", *all_threads, num_updates=num_eta0)
-    periods, training = asynchronous.periods(), alone.periods()
+    calm = min(len(phase.periods(calm=True)) for phase in (asynchronous, alone)) >= ENOUGH
+    periods, training = asynchronous.periods(calm=calm), alone.periods(calm=calm)
     generation_s, training_s = statistics.median(generation), statistics.median(training.values())
-    period_s, eta0_s = statistics.median(periods.values()), statistics.median(synchronous.periods().values())
+    eta0 = synchronous.periods(calm=False)
+    period_s, eta0_s = statistics.median(periods.values()), statistics.median(eta0.values())
     ratios = [max(generation_s, training[batch]) / periods[batch] for batch in training if batch in periods]
     efficiency = max(generation_s, training_s) / period_s
     loads = [asynchronous.steady_load(), alone.steady_load()]
@@ -289,7 +293,7 @@ def run(quick: bool = False) -> dict[str, dict[str, object]]:
         "training_alone_s": figure(training_s, "s/update", list(training.values())),
         "asynchronous_s": figure(period_s, "s/update", list(periods.values())),
         "other_load_cores": figure(max(loads), "cores", loads),
-        "eta0_s": figure(eta0_s, "s/update", list(synchronous.periods().values())),
+        "eta0_s": figure(eta0_s, "s/update", list(eta0.values())),
     }
 
 
