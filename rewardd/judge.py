@@ -14,6 +14,7 @@ import msgspec
 
 from protocol.config.services import RewarddSection
 from protocol.logs import event
+from rewardd.breaker import Breaker
 from rewardd.canary import CanaryBoard
 from rewardd.pool import Pool, wait_readable
 from rewardd.scorers import Lane, Outcome, Scorer, Task, make_scorers
@@ -57,6 +58,8 @@ class Judge:
         self._open: dict[int, _Open] = {}
         self._next_id = 0
         self._retry: list[tuple[float, int]] = []
+        self._breakers = {name: Breaker(num_failures=section.breaker_failures) for name in self._scorers}
+        self._parked: OrderedDict[int, float] = OrderedDict()
         self._done: list[tuple[int, Outcome]] = []
         self._cache: OrderedDict[bytes, Outcome] = OrderedDict()
 
@@ -96,12 +99,18 @@ class Judge:
         if lane in self._pools:
             return
         section = self._section
+        num_workers, depth = {
+            "math": (section.math.num_workers, MATH_DEPTH),
+            "code": (section.code.num_workers, 1),
+            "remote": (section.reward_model.num_workers, 2 * section.reward_model.max_batch),
+        }[lane]
         self._pools[lane] = Pool(
             section,
             lane=lane,
-            num_workers=section.math.num_workers if lane == "math" else section.code.num_workers,
-            depth=MATH_DEPTH if lane == "math" else 1,
+            num_workers=num_workers,
+            depth=depth,
             blame_answers=lane == "math",
+            batched=lane == "remote",
         )
         self._held[lane] = deque()
         self._boards[lane] = CanaryBoard(
@@ -147,6 +156,11 @@ class Judge:
             metrics[f"rewardd/{lane}/queued"] = float(pool.num_queued)
             metrics[f"rewardd/{lane}/killed"] = float(pool.num_kills)
             metrics[f"rewardd/{lane}/died"] = float(pool.num_deaths)
+        metrics["rewardd/parked"] = float(len(self._parked))
+        for name, breaker in self._breakers.items():
+            if breaker.num_opened:
+                metrics[f"rewardd/breaker/{name}/open"] = float(breaker.is_open)
+                metrics[f"rewardd/breaker/{name}/opened"] = float(breaker.num_opened)
         for reason, count in self.reasons.items():
             metrics[f"rewardd/reason/{reason}"] = float(count)
         return metrics
@@ -163,6 +177,9 @@ class Judge:
         waits = [pool.wait_s() for pool in self._pools.values()]
         waits += [when - now for when, _ in self._retry]
         waits += [board.next_round - now for board in self._boards.values()]
+        if self._parked:
+            waits.append(next(iter(self._parked.values())) - now)
+            waits += [max(b.retry_at - now, 0.05) for b in self._breakers.values() if b.is_open]
         return max(0.0, min(waits, default=1.0))
 
     def turn(self) -> list[tuple[int, Outcome]]:
@@ -171,6 +188,7 @@ class Judge:
         for when, job_id in [entry for entry in self._retry if entry[0] <= now]:
             self._retry.remove((when, job_id))
             self._send(job_id)
+        self._unpark(now)
         for lane, pool in self._pools.items():
             for job_id, outcome in pool.turn():
                 self._settle(lane, job_id, outcome)
@@ -191,9 +209,25 @@ class Judge:
         return self._next_id
 
     def _send(self, job_id: int) -> None:
-        task = self._open[job_id].task
-        scorer = self._scorers[task.scorer]
-        self._pools[scorer.lane].submit(job_id, task, deadline_s=scorer.deadline_s)
+        entry = self._open[job_id]
+        scorer = self._scorers[entry.task.scorer]
+        now = monotonic()
+        if entry.ticket >= 0 and not self._breakers[entry.task.scorer].admits(job_id, now=now):
+            self._parked.setdefault(job_id, now + self._section.breaker_hold_s)
+            return
+        self._parked.pop(job_id, None)
+        self._pools[scorer.lane].submit(job_id, entry.task, deadline_s=scorer.deadline_s)
+
+    def _unpark(self, now: float) -> None:
+        """Tasks of a scorer that is left alone: those that waited too long end unjudged, others go once they may."""
+        for job_id, until in list(self._parked.items()):
+            entry = self._open[job_id]
+            if self._breakers[entry.task.scorer].admits(job_id, now=now):
+                self._send(job_id)
+            elif now >= until:
+                del self._parked[job_id], self._open[job_id]
+                detail = f"scorer {entry.task.scorer} fails for everything and is left alone"
+                self._done.append((entry.ticket, Outcome(kind="unjudged", reason="circuit_open", detail=detail)))
 
     def _start_round(self, lane: Lane) -> None:
         board = self._boards[lane]
@@ -204,6 +238,7 @@ class Judge:
     def _settle(self, lane: Lane, job_id: int, outcome: Outcome) -> None:
         entry = self._open[job_id]
         board = self._boards[lane]
+        self._note_health(job_id, entry, outcome)
         if outcome.kind == "unjudged" and entry.num_tries < self._section.max_retries:
             self.num_retries += 1
             self._retry.append((monotonic() + FIRST_RETRY_S * 2**entry.num_tries, job_id))
@@ -222,6 +257,15 @@ class Judge:
             event(log, logging.CRITICAL, "canary failed", lane=lane, problem=problem)
             raise CanaryFailed(f"{lane}: {problem}")
         self._release(lane)
+
+    def _note_health(self, job_id: int, entry: _Open, outcome: Outcome) -> None:
+        breaker = self._breakers[entry.task.scorer]
+        was_open = breaker.is_open
+        judged = outcome.kind != "unjudged"
+        breaker.note(job_id, judged=judged, is_first_try=entry.num_tries == 0, now=monotonic())
+        if breaker.is_open != was_open:
+            state = "left alone: it judges nothing" if breaker.is_open else "back"
+            event(log, logging.WARNING, f"scorer {state}", scorer=entry.task.scorer, detail=outcome.detail)
 
     def _release(self, lane: Lane) -> None:
         """Let held tasks go once the lane is proved, or end them as unjudged when it cannot serve."""

@@ -1,9 +1,10 @@
 """A pool of killable worker processes with one socket each and one job running in each.
 
-The parent keeps the deadline of the running job, counted from the start of its execution. On expiry the worker is
-killed and replaced, and the job ends as `wrong` (reason "timeout") if the worker was really computing: an answer made
-the verifier run without end. A worker that got no processor time, died or could not start is a fault of ours: the job
-ends as `unjudged`, which the caller may try again.
+The parent keeps the deadline of the running job, counted from the start of its execution (stretched, at most four
+times, while the job computes but gets too little of a busy machine). On expiry the worker is killed and replaced, and
+the job ends as `wrong` (reason "timeout") if the worker was really computing: an answer made the verifier run without
+end. A worker that got no processor time, died or could not start is a fault of ours: the job ends as `unjudged`, which
+the caller may try again.
 """
 
 import contextlib
@@ -31,6 +32,9 @@ CLOSE_DEADLINE_S = 5.0
 STUCK_S = 0.1
 MAX_BACKOFF_S = 10.0
 BUSY_SHARE = 0.5
+COMPUTING_SHARE = 0.05
+MAX_STRETCH = 4.0
+RECHECK_S = 0.05
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -150,6 +154,7 @@ class Pool:
         depth: jobs sent to a worker ahead of time (only the first of them runs).
         max_jobs, max_rss_mb: a worker is replaced, between jobs, after this many or above this size.
         blame_answers: whether a running job that reaches its deadline is the answer's doing (else a fault of ours).
+        batched: a worker runs several of its jobs at once, so none waits behind another.
     """
 
     def __init__(
@@ -162,6 +167,7 @@ class Pool:
         max_jobs: int = 20_000,
         max_rss_mb: float = 1024.0,
         blame_answers: bool = True,
+        batched: bool = False,
     ) -> None:
         self.lane = lane
         self.problem = ""
@@ -173,6 +179,7 @@ class Pool:
         self._max_jobs = max_jobs
         self._max_rss_mb = max_rss_mb
         self._blame_answers = blame_answers
+        self._batched = batched
         self._queue: deque[_Queued] = deque()
         self._open: set[int] = set()
         self._done: list[tuple[int, Outcome]] = []
@@ -205,8 +212,9 @@ class Pool:
                 return 0.005
             if worker.jobs:
                 running = next(iter(worker.jobs.values()))
-                wait = min(wait, worker.since + running.deadline_s - now)
-                if len(worker.jobs) > 1 + len(worker.lent):
+                left = worker.since + running.deadline_s - now
+                wait = min(wait, left if left > 0 else RECHECK_S)
+                if len(worker.jobs) > 1 + len(worker.lent) and not self._batched:
                     wait = min(wait, max(worker.since + STUCK_S - now, 0.01))
             elif worker.channel is None:
                 wait = min(wait, worker.retry_at - now)
@@ -334,9 +342,17 @@ class Pool:
         running = next(iter(worker.jobs.values()))
         age = now - worker.since
         if age >= running.deadline_s:
-            self._expire(worker, running)
-        elif age >= STUCK_S and len(worker.jobs) > 1:
+            if not self._is_held_up(worker, running, age):
+                self._expire(worker, running)
+        elif age >= STUCK_S and len(worker.jobs) > 1 and not self._batched:
             self._take_back(worker)
+
+    def _is_held_up(self, worker: _Worker, running: _Queued, age: float) -> bool:
+        """Whether a job past its deadline computes, but got too little of a busy machine to be blamed yet."""
+        if not self._blame_answers or age >= MAX_STRETCH * running.deadline_s:
+            return False
+        used_s = worker.cpu_of_running_job()
+        return COMPUTING_SHARE * age <= used_s < BUSY_SHARE * running.deadline_s
 
     def _is_worn(self, worker: _Worker) -> bool:
         return worker.num_done >= self._max_jobs or worker.rss_mb > self._max_rss_mb
@@ -346,7 +362,8 @@ class Pool:
         if self._blame_answers and used_s >= BUSY_SHARE * running.deadline_s:
             outcome = Outcome(kind="wrong", reason="timeout", has_form=True, elapsed_ms=running.deadline_s * 1000)
         else:
-            outcome = Outcome(kind="unjudged", reason="worker_starved", elapsed_ms=running.deadline_s * 1000)
+            reason = "deadline" if self._batched else "worker_starved"
+            outcome = Outcome(kind="unjudged", reason=reason, elapsed_ms=running.deadline_s * 1000)
         event(
             log, logging.WARNING, "worker killed at the deadline", lane=self.lane, cpu_s=used_s, reason=outcome.reason
         )
@@ -395,7 +412,7 @@ class Pool:
             for worker in self._workers
             if worker.ready
             and len(worker.jobs) < self._depth
-            and not (worker.jobs and now - worker.since >= STUCK_S)
+            and (self._batched or not (worker.jobs and now - worker.since >= STUCK_S))
             and not self._is_worn(worker)
         ]
 

@@ -16,6 +16,8 @@ TEST_KEYS = frozenset(
     ("inputs", "outputs", "assert_case", "test_code", "import_prefix", "public_test_cases", "private_test_cases")
 )
 
+PLAIN_SCORERS = frozenset(("math", "code", "passthrough"))
+
 
 class Routed(Struct, frozen=True, kw_only=True):
     """A ground truth ready for its scorer; `problem` says why it has none."""
@@ -67,7 +69,10 @@ def route(item: GroundTruth, *, overrides: Mapping[str, str]) -> Routed:
             name = "math"
         else:
             return _unusable(f"ground truth of prompt {item.prompt_id} is neither an answer nor a test set")
-    kept = {key: value for key, value in extra.items() if key in ("score", "program")} if extra else {}
+    if name in PLAIN_SCORERS:
+        kept = {key: value for key, value in extra.items() if key in ("score", "program")} if extra else {}
+    else:
+        kept = {**extra, "prompt": payload.get("prompt")}
     return Routed(scorer=name, truth=encode_truth(truth), extra=kept, num_bytes=len(item.payload))
 
 

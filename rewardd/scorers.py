@@ -4,9 +4,9 @@ Others come from packages through the entry point group `slipstream.scorers`: na
 A scorer never turns a fault of its own into a score: it raises, and the outcome is unjudged.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Raw, Struct, msgpack
 
@@ -15,7 +15,7 @@ from protocol.errors import UserError
 from protocol.messages import VerdictKind
 
 ENTRY_POINT_GROUP = "slipstream.scorers"
-Lane = Literal["math", "code", "inline"]
+Lane = Literal["math", "code", "remote", "inline"]
 
 
 class Task(Struct, kw_only=True, frozen=True):
@@ -30,7 +30,10 @@ class Task(Struct, kw_only=True, frozen=True):
 
 
 class Outcome(Struct, kw_only=True, frozen=True):
-    """What a scorer says. `value` is the correctness in [0, 1]; `has_form`: the required final-answer form is there."""
+    """What a scorer says. `value` is the correctness in [0, 1]; `has_form`: the required final-answer form is there.
+
+    `metrics` are logged with the trajectory and count for nothing.
+    """
 
     kind: VerdictKind
     reason: str
@@ -39,6 +42,7 @@ class Outcome(Struct, kw_only=True, frozen=True):
     isolation: str = ""
     elapsed_ms: float = 0.0
     detail: str = ""
+    metrics: dict[str, float] = {}
 
 
 class Canary(Struct, kw_only=True, frozen=True):
@@ -49,8 +53,12 @@ class Canary(Struct, kw_only=True, frozen=True):
 
 
 class Scorer(Protocol):
-    """Attributes: `lane` names the worker pool (math: pure, killed at `deadline_s`; inline: in the daemon, only for
-    what takes microseconds); `pure`: the outcome depends on the task alone and may be cached."""
+    """Attributes: `lane` names the worker pool; `pure`: the outcome depends on the task alone and may be cached.
+
+    Lanes: math (computes; an answer that takes `deadline_s` of it is wrong), remote (asks somebody else: at the
+    deadline the answer is unjudged; may offer `score_batch`, see `BatchScorer`), code (the built-in sandbox), inline
+    (in the daemon, only for what takes microseconds). Workers of all but inline are killed at `deadline_s`.
+    """
 
     name: str
     lane: Lane
@@ -62,6 +70,17 @@ class Scorer(Protocol):
 
     def canaries(self) -> list[Canary]:
         """Known pairs, scored at the start and while serving."""
+
+
+@runtime_checkable
+class BatchScorer(Protocol):
+    """What a scorer of the lane `remote` may offer besides `score`: several answers at once."""
+
+    def num_in_batch(self, tasks: Sequence[Task]) -> int:
+        """How many of these waiting tasks, from the first on, go into one batch; at least 1."""
+
+    def score_batch(self, tasks: Sequence[Task]) -> list[Outcome]:
+        """Judge them, one outcome each; `deadline_s` is for the batch. An exception is a fault of all of them."""
 
 
 def encode_truth(truth: Any) -> Raw:
@@ -197,10 +216,17 @@ class PassthroughScorer:
         return []
 
 
+def _reward_model(section: RewarddSection) -> Scorer:
+    from rewardd.reward_model import RewardModelScorer
+
+    return RewardModelScorer(section)
+
+
 BUILT_IN: dict[str, Callable[[RewarddSection], Scorer]] = {
     "math": MathScorer,
     "code": CodeScorer,
     "passthrough": PassthroughScorer,
+    "reward_model": _reward_model,
 }
 
 
@@ -210,7 +236,12 @@ def make_scorers(section: RewarddSection) -> dict[str, Scorer]:
     Raises:
         UserError: a name that no installed package offers.
     """
-    scorers: dict[str, Scorer] = {name: factory(section) for name, factory in BUILT_IN.items()}
+    built_in = dict(BUILT_IN)
+    if not section.reward_model.url:
+        del built_in["reward_model"]
+        if "reward_model" in section.scorers.values():
+            raise UserError("rewardd.scorers names reward_model: set rewardd.reward_model.url to its server")
+    scorers: dict[str, Scorer] = {name: factory(section) for name, factory in built_in.items()}
     others = {key: name for key, name in section.scorers.items() if name not in scorers}
     offered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)} if others else {}
     for key, name in others.items():

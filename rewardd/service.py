@@ -137,7 +137,13 @@ class RewardService:
 
     def _on_outcome(self, ticket: int, outcome: Outcome, *, scorer: str) -> None:
         held = self._held[ticket]
-        held.verdict = shape(outcome, purpose=held.trajectory.purpose, scorer=scorer, section=self._section.shaping)
+        held.verdict = shape(
+            outcome,
+            purpose=held.trajectory.purpose,
+            scorer=scorer,
+            section=self._section.shaping,
+            num_tokens=held.trajectory.num_response_tokens,
+        )
         self.counts[f"verdict_{outcome.kind}"] += 1
         self.last_progress = monotonic()
         self._unsent.append(ticket)

@@ -5,11 +5,22 @@ from protocol.messages import Purpose, Verdict
 from rewardd.scorers import Outcome
 
 
-def shape(outcome: Outcome, *, purpose: Purpose, scorer: str, section: ShapingSection) -> Verdict:
-    """Verdict of one answer.
+def length_part(num_tokens: int, section: ShapingSection) -> float:
+    """0 up to `length_from` response tokens, -length_penalty from `length_to` on, linear between."""
+    if not section.length_to or num_tokens <= section.length_from:
+        return 0.0
+    if num_tokens >= section.length_to:
+        return -section.length_penalty
+    return -section.length_penalty * (num_tokens - section.length_from) / (section.length_to - section.length_from)
 
-    score = wrong + (correct - wrong) * value + format_bonus * has_form for training; for evaluation the score is the
-    correctness `value` alone. Unjudged and rejected answers have score 0, which nobody may read.
+
+def shape(
+    outcome: Outcome, *, purpose: Purpose, scorer: str, section: ShapingSection, num_tokens: int | None = None
+) -> Verdict:
+    """Verdict of one answer of `num_tokens` response tokens (None: not known, no length penalty).
+
+    score = wrong + (correct - wrong) * value + format_bonus * has_form + length_part for training; for evaluation the
+    score is the correctness `value` alone. Unjudged and rejected answers have score 0, which nobody may read.
     """
     judged = outcome.kind in ("correct", "partial", "wrong")
     components: dict[str, float] = {}
@@ -22,6 +33,9 @@ def shape(outcome: Outcome, *, purpose: Purpose, scorer: str, section: ShapingSe
             bonus = section.format_bonus if outcome.has_form else 0.0
             components["format"] = bonus
             score = section.wrong + (section.correct - section.wrong) * outcome.value + bonus
+            if section.length_to and num_tokens is not None:
+                components["length"] = length_part(num_tokens, section)
+                score += components["length"]
     return Verdict(
         kind=outcome.kind,
         score=score,
@@ -30,4 +44,5 @@ def shape(outcome: Outcome, *, purpose: Purpose, scorer: str, section: ShapingSe
         elapsed_ms=outcome.elapsed_ms,
         isolation=outcome.isolation,
         components=components,
+        metrics=outcome.metrics if judged else {},
     )

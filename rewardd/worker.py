@@ -10,18 +10,20 @@ per job, in order.
 import contextlib
 import ctypes
 import gc
+import itertools
 import os
 import resource
 import signal
 import socket
 import sys
 import time
+from collections import deque
 
 import msgspec
 from msgspec import Struct
 
 from protocol.config.services import RewarddSection
-from rewardd.scorers import CodeScorer, Lane, Outcome, Scorer, Task, make_scorers
+from rewardd.scorers import BatchScorer, CodeScorer, Lane, Outcome, Scorer, Task, make_scorers
 
 MATH_ADDRESS_SPACE = 3 * 2**30
 PR_SET_PDEATHSIG = 1
@@ -119,17 +121,63 @@ def work(channel: socket.socket, *, lane: Lane, index: int, section: RewarddSect
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     channel.sendall(write_frame(Ready(os.getpid(), problem)))
-    stream = channel.makefile("rb")
-    decoder = msgspec.msgpack.Decoder(Job)
+    jobs: deque[Job] = deque()
+    frames = _Frames(channel)
     while not problem:
-        head = stream.read(4)
-        if len(head) < 4:
+        if not frames.read_into(jobs):
             return
-        job = decoder.decode(stream.read(int.from_bytes(head, "little")))
-        outcome = judge(scorers, job.task)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        reply = Reply(job.job_id, outcome, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
-        channel.sendall(write_frame(reply))
+        for job, outcome in _next_outcomes(scorers, jobs):
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            reply = Reply(job.job_id, outcome, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+            channel.sendall(write_frame(reply))
+
+
+class _Frames:
+    """Jobs off the socket: blocks for one, and takes what else has come."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._data = bytearray()
+        self._decoder = msgspec.msgpack.Decoder(Job)
+
+    def read_into(self, jobs: deque[Job]) -> bool:
+        """False at the end of the socket."""
+        flags = socket.MSG_DONTWAIT if jobs else 0
+        while True:
+            try:
+                data = self._channel.recv(1 << 18, flags)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self._data += data
+            while len(self._data) >= 4 and len(self._data) - 4 >= (size := int.from_bytes(self._data[:4], "little")):
+                jobs.append(self._decoder.decode(self._data[4 : 4 + size]))
+                del self._data[: 4 + size]
+            if jobs:
+                flags = socket.MSG_DONTWAIT
+
+
+def _next_outcomes(scorers: dict[str, Scorer], jobs: deque[Job]) -> list[tuple[Job, Outcome]]:
+    """Runs the first waiting job, with those after it that go into one batch."""
+    scorer = scorers.get(jobs[0].task.scorer)
+    if not isinstance(scorer, BatchScorer):
+        job = jobs.popleft()
+        return [(job, judge(scorers, job.task))]
+    same = list(itertools.takewhile(lambda job: job.task.scorer == jobs[0].task.scorer, jobs))
+    batch = same[: max(1, scorer.num_in_batch([job.task for job in same]))]
+    for _ in batch:
+        jobs.popleft()
+    begin = time.perf_counter()
+    try:
+        outcomes = scorer.score_batch([job.task for job in batch])
+        if len(outcomes) != len(batch):
+            raise RuntimeError(f"{len(outcomes)} outcomes for {len(batch)} answers")
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}"[:500]
+        outcomes = [Outcome(kind="unjudged", reason="scorer_fault", detail=detail)] * len(batch)
+    elapsed_ms = (time.perf_counter() - begin) * 1000
+    return [(job, msgspec.structs.replace(o, elapsed_ms=elapsed_ms)) for job, o in zip(batch, outcomes, strict=True)]
 
 
 def judge(scorers: dict[str, Scorer], task: Task) -> Outcome:

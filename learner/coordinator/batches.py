@@ -313,7 +313,17 @@ def batch_metrics(groups: list[Group], *, version: int, max_staleness: int) -> d
         "staleness/token_mean": sum(age * count for age, count in tokens.items()) / total,
         "staleness/token_max": float(max(tokens)),
         "staleness/old_token_fraction": sum(n for age, n in tokens.items() if age > max_staleness) / total,
-    }
+    } | component_means(answers)
+
+
+def component_means(answers: list[Answer]) -> dict[str, float]:
+    """Means of the parts of the reward (correctness, format, length) and of what scorers measure (scorer/...), each
+    over the answers that have it."""
+    values: dict[str, list[float]] = {}
+    for answer in answers:
+        for name, value in answer.components.items():
+            values.setdefault(name, []).append(value)
+    return {f"rollout/component/{name}": float(np.mean(found)) for name, found in sorted(values.items())}
 
 
 def staleness_counts(answers: list[Answer], *, version: int) -> dict[int, int]:

@@ -172,7 +172,7 @@ class Intake:
             seconds=trajectory.seconds,
             reason=verdict.reason,
             generator=trajectory.generator,
-            components=verdict.components,
+            components=verdict.components | {f"scorer/{key}": value for key, value in verdict.metrics.items()},
         )
         location = self._journal.append({name: arrays[name] for name in DTYPES})
         self._ledger.answer(slot, answer, location)

@@ -146,6 +146,7 @@ class _Builder:
                 "style": str(reward_model.get("style") or "rule"),
                 "ground_truth": reward_model["ground_truth"],
                 "extra_info": plain(row.get("extra_info") or {}),
+                "prompt": messages,
             }
         )
         data_source = str(row.get("data_source") or "unknown")

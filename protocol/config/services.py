@@ -90,12 +90,38 @@ class CodeSection(Section):
     reward: Literal["binary", "fraction"] = Field("binary", description="Score of partly passed tests.")
 
 
+class RewardModelSection(Section):
+    """`rewardd.reward_model`: the scorer `reward_model`, which asks a model behind an HTTP endpoint."""
+
+    url: str = Field("", description="Base URL of a vLLM or OpenAI-compatible server, such as http://127.0.0.1:8000.")
+    api: Literal["score", "classify", "pooling"] = Field(
+        "classify",
+        description="score: prompt against answer (cross-encoder); classify, pooling: the conversation as one text.",
+    )
+    model: str = Field("", description="Name the server knows the model by; empty: its only one.")
+    template: str = Field(
+        "{prompt}\n\n{response}",
+        description="Text of a conversation for classify and pooling, as the model expects it.",
+    )
+    label: int = Field(-1, description="Class or last dimension whose value is the score; -1 = the last.")
+    low: float = Field(0.0, description="The model's value that gives a score of 0.")
+    high: float = Field(1.0, description="The model's value that gives a score of 1; between them it is linear.")
+    max_batch_tokens: int = Field(16_384, ge=1, description="Tokens of one request, estimated as a third of its bytes.")
+    max_batch: int = Field(64, ge=1, description="Answers of one request.")
+    deadline_s: float = Field(30.0, gt=0, description="One request; past it its answers are tried again.")
+    num_workers: int = Field(1, ge=1, description="Requests under way at once.")
+    api_key_env: str = Field("", description="Environment variable that holds the key of the server.")
+
+
 class ShapingSection(Section):
     """`rewardd.shaping`: parts of the score besides correctness; logged apart."""
 
     correct: float = Field(1.0, description="Score of a correct answer.")
     wrong: float = Field(0.0, description="Score of a wrong answer.")
     format_bonus: float = Field(0.0, description="Added when the answer has the required final-answer form.")
+    length_penalty: float = Field(0.0, ge=0, description="Subtracted at `length_to` response tokens and beyond.")
+    length_from: int = Field(0, ge=0, description="Response tokens up to which nothing is subtracted; then linearly.")
+    length_to: int = Field(0, ge=0, description="Response tokens of the full penalty; 0 = no penalty.")
 
 
 class RewarddSection(Section):
@@ -107,6 +133,14 @@ class RewarddSection(Section):
     )
     max_queue: int = Field(1024, ge=1, description="Trajectories held; above it senders are told to wait.")
     max_retries: int = Field(3, ge=0, description="Retries of an unjudged trajectory before it is dropped as unjudged.")
+    breaker_failures: int = Field(
+        8, ge=0, description="Tasks in a row that a scorer could not judge before it is left alone a while; 0 = never."
+    )
+    breaker_hold_s: float = Field(
+        20.0,
+        ge=0,
+        description="A task held back meanwhile ends as unjudged after this; below transport.ack_deadline_s.",
+    )
     canary_s: float = Field(300.0, gt=0, description="Interval of the known pairs scored while serving.")
     scorers: dict[str, str] = Field(
         default_factory=dict, description="data_source or ability -> scorer name (entry points of slipstream.scorers)."
@@ -114,6 +148,7 @@ class RewarddSection(Section):
     cache_entries: int = Field(10_000, ge=0, description="Verdict cache of pure scorers.")
     math: MathSection = MathSection()
     code: CodeSection = CodeSection()
+    reward_model: RewardModelSection = RewardModelSection()
     shaping: ShapingSection = ShapingSection()
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port of the first daemon; 0 = off.")
 

@@ -88,8 +88,8 @@ class Verdict(Struct, kw_only=True, frozen=True):
     """What the reward daemon says of one trajectory (design.md, invariant 5).
 
     `score` is the training reward in [.., 1] and is meaningful only for correct, partial and wrong. `components`
-    keeps correctness apart from format rewards and penalties. `reason` is a stable slug; `isolation` names the
-    sandbox tier when code was run.
+    keeps correctness apart from format rewards and penalties; `metrics` are the scorer's own, for the log. `reason` is
+    a stable slug; `isolation` names the sandbox tier when code was run.
     """
 
     kind: VerdictKind
@@ -99,6 +99,7 @@ class Verdict(Struct, kw_only=True, frozen=True):
     elapsed_ms: float
     isolation: str = ""
     components: dict[str, float] = {}
+    metrics: dict[str, float] = {}
 
 
 class ScoredTrajectory(Body, frozen=True):
@@ -136,7 +137,8 @@ class GroundTruthRequest(Body, frozen=True):
 
 
 class GroundTruth(Struct, kw_only=True, frozen=True):
-    """What scoring one prompt needs. `payload` is JSON: {"style", "ground_truth", "extra_info"} as in the data."""
+    """What scoring one prompt needs. `payload` is JSON: {"style", "ground_truth", "extra_info"} as in the data, and
+    "prompt", its messages."""
 
     prompt_id: str
     data_source: str

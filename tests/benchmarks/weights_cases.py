@@ -58,9 +58,7 @@ def write_folder(size: Size, folder: Path) -> dict[str, torch.Size]:
 def random_weights(shapes: dict[str, torch.Size], *, device: torch.device) -> dict[str, torch.Tensor]:
     """The trainer's weights: small random numbers in bfloat16."""
     torch.manual_seed(0)
-    return {
-        name: torch.randn(shape, dtype=torch.bfloat16, device=device).mul_(0.02) for name, shape in shapes.items()
-    }
+    return {name: torch.randn(shape, dtype=torch.bfloat16, device=device).mul_(0.02) for name, shape in shapes.items()}
 
 
 def snapshot_of(weights: dict[str, torch.Tensor], policy_version: int) -> Snapshot:

@@ -9,6 +9,7 @@ from msgspec import msgpack
 
 from protocol.config.services import CodeSection, ShapingSection
 from protocol.messages import GroundTruth
+from rewardd.breaker import Breaker
 from rewardd.canary import CanaryBoard
 from rewardd.code.limits import MIN_MEMORY_MB, Limits
 from rewardd.ground_truth import MAX_BATCH, GroundTruthCache
@@ -67,6 +68,51 @@ def test_only_judged_answers_have_components(value, has_form, kind) -> None:
         return
     assert training.score == pytest.approx(-1 + 2 * value + 0.25 * has_form)
     assert evaluation.score == value and evaluation.components == {"correctness": value}
+
+
+@given(st.integers(0, 3000), st.integers(0, 3000))
+def test_longer_answers_never_gain_and_the_penalty_is_a_part_of_its_own(one, other) -> None:
+    section = ShapingSection(length_penalty=0.5, length_from=1000, length_to=2000)
+    outcome = Outcome(kind="correct", reason="r", value=1.0)
+    short, long = (
+        shape(outcome, purpose="train", scorer="math", section=section, num_tokens=n) for n in sorted((one, other))
+    )
+    assert short.score >= long.score >= 0.5
+    assert long.score == pytest.approx(sum(long.components.values())) and long.components["correctness"] == 1.0
+    evaluation = shape(outcome, purpose="eval", scorer="math", section=section, num_tokens=3000)
+    assert evaluation.score == 1.0
+
+
+def test_what_scorers_measure_is_kept_apart_from_the_score() -> None:
+    outcome = Outcome(kind="partial", reason="r", value=0.5, metrics={"fluency": 3.0})
+    verdict = shape(outcome, purpose="train", scorer="mine", section=ShapingSection())
+    assert (verdict.score, verdict.metrics) == (0.5, {"fluency": 3.0})
+
+
+def test_other_scorers_get_the_prompt_and_all_extra_info() -> None:
+    payload = json.dumps({"ground_truth": "1", "extra_info": {"a": 1}, "prompt": [{"role": "user", "content": "Q"}]})
+    item = GroundTruth(prompt_id="p", data_source="d", ability="math", payload=payload)
+    assert route(item, overrides={"d": "mine"}).extra == {"a": 1, "prompt": [{"role": "user", "content": "Q"}]}
+
+
+@given(st.lists(st.booleans(), max_size=60), st.integers(1, 5))
+def test_a_breaker_opens_after_so_many_failures_in_a_row_and_lets_one_probe_through(results, limit) -> None:
+    breaker, now, in_a_row = Breaker(num_failures=limit), 0.0, 0
+    for task, judged in enumerate(results):
+        if breaker.is_open:
+            assert not breaker.admits(task, now=now)
+            now = breaker.retry_at
+            assert breaker.admits(task, now=now) and not breaker.admits(-1, now=now)
+        breaker.note(task, judged=judged, is_first_try=True, now=now)
+        in_a_row = 0 if judged else in_a_row + 1
+        assert breaker.is_open == (in_a_row >= limit)
+
+
+def test_a_task_tried_again_and_again_opens_no_breaker() -> None:
+    breaker = Breaker(num_failures=2)
+    for number in range(10):
+        breaker.note(1, judged=False, is_first_try=number == 0, now=0.0)
+    assert not breaker.is_open
 
 
 def test_ground_truths_are_asked_for_once_and_bounded() -> None:

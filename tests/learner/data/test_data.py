@@ -51,7 +51,9 @@ def test_all_kinds_of_files_give_the_same_prompts(tmp_path, tokenizer, kind):
     expected = load(tokenizer, data)
     assert [p.prompt_id for p in found.prompts] == [p.prompt_id for p in expected.prompts]
     assert found.content_hash == expected.content_hash
-    assert json.loads(found.prompts[2].payload) == {"style": "rule", "ground_truth": "3", "extra_info": {"index": 2}}
+    payload = json.loads(found.prompts[2].payload)
+    assert payload.pop("prompt")[-1]["role"] == "user"
+    assert payload == {"style": "rule", "ground_truth": "3", "extra_info": {"index": 2}}
 
 
 def test_token_ids_are_those_of_the_chat_template(tokenizer, tmp_path):
