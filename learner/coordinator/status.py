@@ -15,7 +15,7 @@ class Rates:
     """Tokens per second over the last minute, and recent points of a few metrics."""
 
     def __init__(self) -> None:
-        self._answers: deque[tuple[float, int]] = deque()
+        self._seconds: deque[tuple[int, int]] = deque()  # tokens of each second of the last minute that had any
         self._tokens = 0
         self._since: float | None = None
         self.series: dict[str, deque[float]] = {}
@@ -24,15 +24,22 @@ class Rates:
     def answered(self, num_tokens: int, *, now: float) -> None:
         """An answer of this many sampled tokens arrived."""
         self._since = now if self._since is None else self._since
-        self._answers.append((now, num_tokens))
         self._tokens += num_tokens
+        second = int(now)
+        if self._seconds and self._seconds[-1][0] == second:
+            num_tokens += self._seconds.pop()[1]
+        self._seconds.append((second, num_tokens))
+        self._forget(now)
 
     def tokens_per_s(self, *, now: float) -> float:
         """Sampled tokens per second over the last minute (or since the first answer)."""
-        while self._answers and self._answers[0][0] < now - WINDOW_S:
-            self._tokens -= self._answers.popleft()[1]
+        self._forget(now)
         span = min(WINDOW_S, now - self._since) if self._since is not None else 0.0
         return self._tokens / span if span > 0.0 else 0.0
+
+    def _forget(self, now: float) -> None:
+        while self._seconds and self._seconds[0][0] < now - WINDOW_S:
+            self._tokens -= self._seconds.popleft()[1]
 
     def point(self, name: str, value: float) -> None:
         """Adds a point to a series for live curves."""

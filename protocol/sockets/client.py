@@ -38,8 +38,7 @@ from protocol.messages import (
 )
 from protocol.sockets import wire
 from protocol.sockets.link import Link, LinkEvent
-from protocol.sockets.peers import Peer, Received, StallGuard, Stats
-from protocol.sockets.server import routing_id_of
+from protocol.sockets.peers import Peer, Received, StallGuard, Stats, routing_id_of
 
 log = logging.getLogger(__name__)
 
@@ -338,13 +337,14 @@ class Client:
                 self._next_hello = now
             elif self._up:
                 self._lose("connection lost", now)
+                self._link.reopen()
         for _ in range(MAX_BURST):
             try:
                 _, envelope, arrays, problem = wire.receive(self._link.socket, has_routing_id=False, limit=self._limit)
             except zmq.Again:
                 return
             if envelope is None:
-                self.stats.malformed[self.address] += 1
+                self.stats.count_malformed(self.address)
                 event(log, logging.WARNING, "malformed message dropped", sender=self.address, error=problem)
                 continue
             self._take(envelope, arrays, now)

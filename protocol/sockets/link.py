@@ -8,6 +8,7 @@ from zmq.utils.monitor import recv_monitor_message
 from protocol import auth
 from protocol.config.services import TransportSection
 from protocol.sockets import wire
+from protocol.sockets.peers import numbered
 
 RECONNECT_MS = 50
 MAX_RECONNECT_MS = 1000
@@ -22,13 +23,18 @@ class LinkEvent(Enum):
 
 
 class Link:
-    """Owned by one thread after construction. `trouble` explains, for messages, what the last attempts met."""
+    """Owned by one thread after construction. `trouble` explains, for messages, what the last attempts met.
+
+    Each opening has a routing id of its own. libzmq hands a routing id that comes again over to the new connection,
+    and keeps the old one for ever if anything unread was still on its way there.
+    """
 
     def __init__(
         self, address: str, *, routing_id: bytes, transport: TransportSection, keys: auth.ClientKeys | None
     ) -> None:
         self._address = address
         self._routing_id = routing_id
+        self._num_opened = 0
         self._transport = transport
         self._keys = keys
         self._context: zmq.Context = zmq.Context()
@@ -39,7 +45,8 @@ class Link:
     def _open(self) -> None:
         self.socket = self._context.socket(zmq.DEALER)
         wire.configure(self.socket, self._transport)
-        self.socket.setsockopt(zmq.ROUTING_ID, self._routing_id)
+        self.socket.setsockopt(zmq.ROUTING_ID, numbered(self._routing_id, self._num_opened))
+        self._num_opened += 1
         # Without a connection nothing is queued below the application, where it would be lost unseen.
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)

@@ -9,12 +9,15 @@ import numpy as np
 from protocol.framing import Frame
 from protocol.messages import AnyBody, Envelope, Hello
 
+MAX_SENDERS = 1000
+
 
 @dataclass(eq=False, slots=True)
 class Peer:
     """The other end. For a client it is the server, under the name and incarnation of its Welcome.
 
-    `last_heard` is on the monotonic clock of this process; `outbox` holds encoded messages the socket did not take.
+    `last_heard` is on the monotonic clock of this process; `outbox` holds encoded messages the socket did not take;
+    `opening` numbers the connection of a client that is in use.
     """
 
     name: str
@@ -23,6 +26,7 @@ class Peer:
     routing_id: bytes
     hello: Hello
     last_heard: float
+    opening: int = 0
     outbox: deque[list[Frame]] = field(default_factory=deque)
 
 
@@ -55,6 +59,10 @@ class Stats:
     unknown: int = 0
     malformed: Counter[str] = field(default_factory=Counter)
 
+    def count_malformed(self, sender: str) -> None:
+        """Counts a dropped message; senders beyond the first thousand are counted together."""
+        self.malformed[sender if sender in self.malformed or len(self.malformed) < MAX_SENDERS else "others"] += 1
+
     def as_metrics(self, prefix: str) -> dict[str, float]:
         """Flat metrics, named prefix/counter."""
         names = ("offered", "sent", "refused", "dropped", "acked", "received", "unknown")
@@ -83,3 +91,21 @@ class StallGuard:
 
     def may_judge(self, now: float) -> bool:
         return now >= self._judge_after
+
+
+def routing_id_of(hello: Hello) -> bytes:
+    """The routing id of a peer: name/incarnation."""
+    return f"{hello.name}/{hello.incarnation}".encode()
+
+
+def numbered(routing_id: bytes, opening: int) -> bytes:
+    """The routing id of the `opening`-th connection that a client opened (0 is the first)."""
+    return routing_id + b"#%d" % opening if opening else routing_id
+
+
+def opening_of(routing_id: bytes, hello: Hello) -> int | None:
+    """Which opening of this peer a connection is; None when it is not this peer's."""
+    base, rest = routing_id_of(hello), routing_id[len(routing_id_of(hello)) :]
+    if not routing_id.startswith(base) or (rest and not (rest[:1] == b"#" and rest[1:].isdigit())):
+        return None
+    return int(rest[1:]) if rest else 0

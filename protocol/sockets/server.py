@@ -17,7 +17,7 @@ from protocol.errors import UserError
 from protocol.logs import event
 from protocol.messages import Ack, AnyBody, Envelope, Goodbye, Hello, Refused, Welcome
 from protocol.sockets import wire
-from protocol.sockets.peers import Peer, Received, StallGuard, Stats
+from protocol.sockets.peers import Peer, Received, StallGuard, Stats, opening_of
 from protocol.versions import check_versions
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class Server:
         routing_id, envelope, arrays, problem = incoming
         if envelope is None:
             sender = routing_id.decode("utf-8", "replace")
-            self.stats.malformed[sender] += 1
+            self.stats.count_malformed(sender)
             event(log, logging.WARNING, "malformed message dropped", sender=sender, error=problem)
             return None
         peer = self._by_id.get(routing_id)
@@ -213,18 +213,28 @@ class Server:
             self._answer(routing_id, answer, msg_id)
             return
         old = self._by_name.get(hello.name)
-        if old is not None and old.routing_id != routing_id:
-            self._remove(old, f"replaced by incarnation {hello.incarnation}")
-        if old is not None and old.routing_id == routing_id:
+        if old is not None and old.incarnation == hello.incarnation:
             old.hello, old.last_heard = hello, now
+            self._move(old, routing_id)
         else:
-            peer = Peer(hello.name, hello.role, hello.incarnation, routing_id, hello, now)
+            if old is not None:
+                self._remove(old, f"replaced by incarnation {hello.incarnation}")
+            opening = opening_of(routing_id, hello) or 0
+            peer = Peer(hello.name, hello.role, hello.incarnation, routing_id, hello, now, opening)
             self._by_id[routing_id] = self._by_name[hello.name] = peer
             event(log, logging.INFO, "peer joined", peer=hello.name, incarnation=hello.incarnation, host=hello.host)
         self._answer(routing_id, answer, msg_id)
 
+    def _move(self, peer: Peer, routing_id: bytes) -> None:
+        """The same process over another connection."""
+        self._by_id[routing_id] = self._by_id.pop(peer.routing_id)
+        if self._waiting.pop(peer.routing_id, None) is not None:
+            self._waiting[routing_id] = peer
+        peer.routing_id, peer.opening = routing_id, opening_of(routing_id, peer.hello) or 0
+
     def _refusal(self, routing_id: bytes, hello: Hello, now: float) -> Refused | None:
-        if routing_id != routing_id_of(hello):
+        opening = opening_of(routing_id, hello)
+        if opening is None:
             return Refused(code="routing_id", reason=f"routing id is not {hello.name}/{hello.incarnation}")
         refusal = check_versions(hello, tokenizer_hash=self._tokenizer_hash)
         if refusal is not None:
@@ -240,7 +250,9 @@ class Server:
                         "which others cannot connect to; name an address of that machine",
                     )
         old = self._by_name.get(hello.name)
-        if old is not None and old.routing_id != routing_id and self._is_alive(old, now):
+        if old is not None and old.incarnation == hello.incarnation and opening < old.opening:
+            return Refused(code="old_connection", reason=f"{hello.name} has opened a newer connection")
+        if old is not None and old.incarnation != hello.incarnation and self._is_alive(old, now):
             return Refused(
                 code="duplicate_name",
                 reason=f"a live {old.role} on {old.hello.host} (pid {old.hello.pid}) already has the name "
@@ -333,11 +345,6 @@ class Server:
             self._authenticator.stop()
         self._socket.close(linger=linger_ms)
         self._context.term()
-
-
-def routing_id_of(hello: Hello) -> bytes:
-    """The routing id of a peer: name/incarnation."""
-    return f"{hello.name}/{hello.incarnation}".encode()
 
 
 def _holder(address: str) -> str:

@@ -8,13 +8,16 @@ from concurrent.futures import Future
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import zmq
 
+from deploy.soak.toxic import ToxicProxy
 from protocol.config.services import TransportSection
 from protocol.errors import MessageTooLarge, PeerRefused, PeerUnreachable, UserError
 from protocol.messages import PROTOCOL_VERSION, Ack, Envelope, Heartbeat, HeartbeatAck, StatusRequest
 from protocol.sockets import Client, Server, make_hello
+from protocol.sockets.peers import routing_id_of
 from protocol.versions import tokenizer_hash
 from tests.protocol.support import FAST, answer, connected, process, serving, welcome
 from tests.support.wait import wait_until
@@ -187,6 +190,7 @@ def test_b33_both_sides_notice_a_freeze_and_recover() -> None:
         address = child.stdout.readline().strip()
         with connected(address) as client:
             child.send_signal(signal.SIGSTOP)
+            wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED, what="stop of the server")
             future = client.request(StatusRequest(), deadline_s=30)
             with pytest.raises(PeerUnreachable, match="silent"):
                 future.result(10)
@@ -194,6 +198,32 @@ def test_b33_both_sides_notice_a_freeze_and_recover() -> None:
             child.send_signal(signal.SIGCONT)
             wait_until(lambda: client.connected, what="return of the server")
             assert settled(client.request(StatusRequest(), deadline_s=5)) == Ack(detail="seen")
+
+
+def test_b33_a_new_connection_of_a_peer_is_never_mixed_up_with_its_old_one() -> None:
+    """libzmq hands a routing id that comes again over and keeps the old connection's descriptor for ever."""
+    with serving() as server:
+        proxy = ToxicProxy(int(server.address.rsplit(":", 1)[1]))
+        try:
+            with connected(proxy.address, name="generator-0") as client:
+                for opening in (1, 2):
+                    proxy.cut()
+                    wait_until(lambda: [peer.opening for peer in server.server.peers()] == [opening])  # noqa: B023
+                    wait_until(lambda: client.connected)
+                    assert settled(client.request(StatusRequest(), deadline_s=5)) == Ack(detail="seen")
+                old = routing_id_of(client.hello)
+                assert server.server.peers()[0].routing_id == old + b"#2" and not server.gone
+                context = zmq.Context()
+                with context.socket(zmq.DEALER) as late:  # what was still on its way over the first connection
+                    late.setsockopt(zmq.ROUTING_ID, old)
+                    late.connect(server.address)
+                    late.send(msgspec.msgpack.encode(Envelope(body=client.hello, msg_id=1)))
+                    assert late.poll(5000)
+                    assert msgspec.msgpack.decode(late.recv())["body"]["code"] == "old_connection"
+                context.destroy(linger=0)
+                assert settled(client.request(StatusRequest(), deadline_s=5)) == Ack(detail="seen")
+        finally:
+            proxy.close()
 
 
 def test_a_killed_and_restarted_server_is_found_again_and_requests_made_meanwhile_are_served() -> None:
