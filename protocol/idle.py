@@ -5,24 +5,37 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 WORKING = "working"
+LONGEST_SUM_S = 1.0
+
+
+@dataclass(slots=True)
+class _Span:
+    """Seconds of each cause between two moments."""
+
+    start: float
+    end: float
+    seconds: dict[str, float]
 
 
 class IdleClock:
     """Books time to causes. One thread switches causes; any thread may read `fractions`.
 
     Example: ``with clock.cause("waiting for generation"): request.result(timeout=deadline)``. Causes nest: the inner
-    one is booked until it ends. History older than `keep_s` seconds is forgotten.
+    one is booked until it ends. History older than `keep_s` seconds is forgotten; spans within one second are added
+    up, so that a loop that switches hundreds of times a second costs no memory (shares near the edge of a window are
+    then exact to a second).
     """
 
-    def __init__(self, *, now: Callable[[], float] = time.monotonic, keep_s: float = 3600.0) -> None:
+    def __init__(self, *, now: Callable[[], float] = time.monotonic, keep_s: float = 900.0) -> None:
         self._now = now
         self._keep_s = keep_s
         self._lock = threading.Lock()
         self._cause = WORKING
         self._since = now()
-        self._spans: deque[tuple[float, float, str]] = deque()  # (start, end, cause), oldest first
+        self._spans: deque[_Span] = deque()  # oldest first
         self._totals: dict[str, float] = {}
 
     @property
@@ -53,10 +66,12 @@ class IdleClock:
             now = self._now()
             begin = now - window_s
             seconds: dict[str, float] = {self._cause: now - max(self._since, begin)}
-            for start, end, cause in reversed(self._spans):
-                if end <= begin:
+            for span in reversed(self._spans):
+                if span.end <= begin:
                     break
-                seconds[cause] = seconds.get(cause, 0.0) + end - max(start, begin)
+                share = (span.end - max(span.start, begin)) / (span.end - span.start)
+                for cause, booked in span.seconds.items():
+                    seconds[cause] = seconds.get(cause, 0.0) + share * booked
         total = sum(seconds.values())
         if total <= 0.0:
             return {self._cause: 1.0}
@@ -73,7 +88,12 @@ class IdleClock:
         now = self._now()
         if now > self._since:
             self._totals[self._cause] = self._totals.get(self._cause, 0.0) + now - self._since
-            self._spans.append((self._since, now, self._cause))
-            while self._spans and self._spans[0][1] < now - self._keep_s:
+            last = self._spans[-1] if self._spans else None
+            if last is None or now - last.start > LONGEST_SUM_S:
+                self._spans.append(_Span(self._since, now, {self._cause: now - self._since}))
+            else:
+                last.end = now
+                last.seconds[self._cause] = last.seconds.get(self._cause, 0.0) + now - self._since
+            while self._spans[0].end < now - self._keep_s:
                 self._spans.popleft()
         self._since = now

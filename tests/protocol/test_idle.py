@@ -1,5 +1,7 @@
 """Every second is booked to exactly one cause."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,3 +50,19 @@ def test_a_cause_ends_with_its_block_even_on_errors():
     with pytest.raises(KeyError), clock.cause("waiting"):
         raise KeyError
     assert clock.current == "working"
+
+
+def test_switching_a_thousand_times_a_second_is_booked_and_kept_small():
+    time = Time()
+    clock = IdleClock(now=time, keep_s=100.0)
+    tracemalloc.start()
+    try:
+        for _ in range(100_000):
+            with clock.cause("waiting"):
+                time.now += 0.003
+            time.now += 0.001
+        assert tracemalloc.get_traced_memory()[0] < 300_000
+    finally:
+        tracemalloc.stop()
+    assert clock.fractions(60.0) == pytest.approx({"waiting": 0.75, "working": 0.25}, rel=1e-3)
+    assert clock.totals() == pytest.approx({"waiting": 300.0, "working": 100.0})
