@@ -50,9 +50,7 @@ class CopyPlan:
         offered = dict(tensors)
         targets = [copy.target for copy in self.copies]
         sources = [
-            offered[copy.source].as_strided(
-                copy.size, copy.stride, offered[copy.source].storage_offset() + copy.offset
-            )
+            offered[copy.source].as_strided(copy.size, copy.stride, offered[copy.source].storage_offset() + copy.offset)
             for copy in self.copies
         ]
         with torch.no_grad():

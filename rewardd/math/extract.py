@@ -18,6 +18,14 @@ _JOIN = re.compile(
     r"(?:\s|[$,;.&*:`(]|\\[()\[\]\\,;:! ]|\\(?:text|quad|qquad|lor|land|vee|mathrm)\b|[{}]|\band\b"
     r"|\bor\b|\beither\b|\bpossibly\b|\bmaybe\b|\bperhaps\b|\balso\b|\balternatively\b|\bboth\b|[A-Za-z](?:_\{?\w\}?)?\s*=)*",
 )
+_CHOICE = re.compile(
+    r"[^.!?\n]*\b(?:or|alternatively|otherwise)\b[^.!?\n]*|[\s$)]*(?:if|when|for)\b[^.!?\n]*\band\b[\s$]*", re.I
+)
+_SECOND_THOUGHT = re.compile(
+    r"[\s$*)\]\\]*[.,;?!(]?\s*(?:\\text\{)?\s*\bor\b(?:\s+(?:maybe|possibly|perhaps|else|even|also))*"
+    r"[\s$\\({]*([-+]?\d[\d.,/]*)",
+    re.I,
+)
 _DENIED = re.compile(r"(?:\bnot|rather than|instead of)[\s$(\\]*$")
 _OR = re.compile(r"\b(?:or|possibly|maybe|perhaps|either|alternatively)\b|\\lor\b|\\vee\b")
 _EQUALS = re.compile(r"([A-Za-z](?:_\{?\w\}?)?)\s*=\s*$")
@@ -117,7 +125,7 @@ def from_boxes(text: str) -> Extraction | None:
     labels: list[str] = []
     for box in reversed(boxes[:-1]):
         between = text[box.end : run[-1].start]
-        if len(between) > 80 or not _JOIN.fullmatch(between):
+        if len(between) > 80 or not (_JOIN.fullmatch(between) or _CHOICE.fullmatch(between)):
             break
         if _OR.search(between):
             joiner = "or"
@@ -139,6 +147,9 @@ def from_boxes(text: str) -> Extraction | None:
     unique = tuple(dict.fromkeys(part.strip() for part in parts))
     if all(not part for part in unique):
         return Extraction(problem="no_answer")
+    second = _SECOND_THOUGHT.match(text, run[-1].end, run[-1].end + 60)
+    if second:
+        return Extraction((*unique, second[1].rstrip(".,")), "or")
     tail = text[run[-1].end : run[-1].end + 6].lstrip("$ \\)")
     alternative = f"{unique[-1]}\\%" if len(unique) == 1 and tail.startswith("%") else None
     return Extraction(unique, joiner, alternative)
@@ -173,7 +184,9 @@ def from_statement(text: str) -> Extraction:
             return Extraction(problem="hedge")
         statement = _statement(tail[last.end() :]).strip()
         if statement:
-            return Extraction((statement,))
+            rest = tail.find(statement, last.end()) + len(statement)
+            second = _SECOND_THOUGHT.match(tail, rest, rest + 60)
+            return Extraction((statement, second[1].rstrip(".,")), "or") if second else Extraction((statement,))
     lines = [line for line in tail.rstrip().split("\n") if line.strip()]
     if not lines:
         return Extraction(problem="no_answer")

@@ -19,6 +19,8 @@ from rewardd.math.errors import TooComplex, Undefined
 from rewardd.math.nodes import Add, BigOp, Const, Degree, Fn, Mul, Node, Num, Percent, Pow, Quantity, Sym, symbols, walk
 
 _INDICES = frozenset(["n", "m", "k", "j", "l", "N", "M", "K"])
+_LOCAL = frozenset(["floor", "ceil", "max", "min", "abs", "binom", "factorial"])
+_FAR = (40, 40, 1000, 1000, 100_000, 100_000)
 _MAX_POINTS = 24
 _WANTED = 8
 _GUARD_DIGITS = 20
@@ -209,19 +211,29 @@ def _equal(left: Node, right: Node, log_unit: Any, budget: Budget) -> bool | Non
             return None
     rng = random.Random(repr(names))
     agreed = 0
-    for attempt in range(_MAX_POINTS):
-        positive = attempt < _MAX_POINTS // 2
-        env = {name: _point(rng, name, positive) for name in names}
-        evaluator = Evaluator(env, real=not imaginary, log_unit=log_unit, budget=budget)
+    far = _FAR if any(_is_local(node) for side in (left, right) for node in walk(side)) else ()
+    scales = [*far, *[1] * _MAX_POINTS]
+    far_budget = Budget()
+    for attempt, scale in enumerate(scales, start=-len(far)):
+        positive = attempt % 2 == 0 if scale > 1 else attempt < _MAX_POINTS // 2
+        env = {name: _point(rng, name, positive, scale=scale) for name in names}
+        spent = far_budget if scale > 1 else budget
+        evaluator = Evaluator(env, real=not imaginary, log_unit=log_unit, budget=spent)
         try:
             same = _close(evaluator.value(left), evaluator.value(right))
         except (Undefined, _Domain, ZeroDivisionError, ValueError):
             continue
         except (Unsupported, KeyError, NotImplementedError, OverflowError):
+            if scale > 1:
+                continue
             return None
+        except TooComplex:
+            if scale > 1:
+                continue
+            raise
         if not same:
             return False
-        agreed += 1
+        agreed += scale == 1
         if agreed >= _WANTED and not positive:
             break
     if agreed >= 3:
@@ -229,11 +241,18 @@ def _equal(left: Node, right: Node, log_unit: Any, budget: Budget) -> bool | Non
     return None
 
 
-def _point(rng: random.Random, name: str, positive: bool) -> Any:
+def _is_local(node: Node) -> bool:
+    """Whether formulas with this node can agree at small numbers and differ at larger ones."""
+    return isinstance(node, BigOp) or (isinstance(node, Fn) and node.name in _LOCAL and bool(symbols(node)))
+
+
+def _point(rng: random.Random, name: str, positive: bool, *, scale: int = 1) -> Any:
+    """A number below 3, or of the order of `scale`; for an index an integer below 40, small ones more often."""
     if name in _INDICES:
-        return mpmath.mpf(rng.randrange(1, 13))
-    value = mpmath.mpf(rng.randrange(10**9, 3 * 10**10)) / 10**10
-    return value if positive or rng.random() < 0.3 else -value
+        small = rng.randrange(1, 13) if rng.random() < 0.6 else rng.randrange(13, 40)
+        return mpmath.mpf(small if scale == 1 else rng.randrange(scale, 2 * scale))
+    value = mpmath.mpf(rng.randrange(10**9, 3 * 10**10)) / 10**10 * scale
+    return value if positive or rng.random() < (0.3 if scale == 1 else 0.0) else -value
 
 
 def _close(left: Any, right: Any) -> bool:

@@ -1,17 +1,20 @@
 """The daemon as a process, over real sockets."""
 
+import asyncio
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+from generators.delivery import Delivery
 from protocol.config.services import TransportSection
 from protocol.errors import ExitStatus, PeerUnreachable
-from protocol.messages import Busy, ScoredTrajectory, TrajectoryAck
+from protocol.messages import Busy, RewarddAddress, ScoredTrajectory, TrajectoryAck
 from protocol.sockets import Client, make_hello
 from rewardd.main import run
 from tests.rewardd.support import TRANSPORT, children_of, daemon, load, python, trajectory, wait_gone, write_config
@@ -94,6 +97,56 @@ def test_malformed_aborted_and_unknown_are_rejected_never_scored(tmp_path: Path,
         assert reasons == ["malformed", "malformed", "malformed", "unknown_prompt", "bad_ground_truth"]
         assert {verdict_of(coordinator, group).kind for group in range(1, 6)} == {"rejected"}
         client.close(deadline_s=0)
+
+
+def test_b24_training_and_evaluation_follow_their_own_rules(tmp_path: Path, coordinator: FakeCoordinator) -> None:
+    shaping = {"correct": 2.0, "wrong": -1.0, "format_bonus": 0.5, "length_penalty": 1.0, "length_to": 5}
+    with daemon(write_config(tmp_path, coordinator=coordinator.address, shaping=shaping)):
+        client = connect(coordinator)
+        for group_id, purpose in enumerate(["train", "eval"]):
+            deliver(client, group_id, "p0", "so \\boxed{42}", purpose=purpose, num_response=5, metrics={"turns": 2.0})
+        training, evaluation = verdict_of(coordinator, 0), verdict_of(coordinator, 1)
+        assert training.score == 1.5 and training.components == {"correctness": 1.0, "format": 0.5, "length": -1.0}
+        assert evaluation.score == 1.0 and evaluation.components == {"correctness": 1.0}
+        assert [received.body.trajectory.metrics for received in coordinator.scored] == [{"turns": 2.0}] * 2
+        client.close(deadline_s=0)
+
+
+def test_several_daemons_share_the_load_and_one_that_dies_loses_nothing(
+    tmp_path: Path, coordinator: FakeCoordinator
+) -> None:
+    config = write_config(tmp_path, coordinator=coordinator.address)
+    names = ["rewardd-0", "rewardd-1"]
+    with daemon(config, name=names[0]), daemon(config, name=names[1]) as second:
+        wait_until(lambda: set(names) <= set(coordinator.hellos), deadline_s=60, what="both daemons")
+        statuses = asyncio.run(deliver_all(coordinator, names, num=60, after_20=second.kill))
+    assert statuses == {"accepted"}
+    by = Counter(received.body.rewardd for received in coordinator.scored)
+    assert set(by) == set(names) and sum(by.values()) == 60
+    assert {received.body.verdict.kind for received in coordinator.scored} == {"correct"}
+
+
+async def deliver_all(
+    coordinator: FakeCoordinator, names: list[str], *, num: int, after_20: Callable[[], None]
+) -> set[str]:
+    """Statuses of `num` answers that a generator's sender brings to the daemons."""
+    hello = make_hello("generator", name="generator-0")
+    delivery = Delivery(hello=hello, transport=TransportSection(**TRANSPORT))
+    addresses = [RewarddAddress(name=n, address=str(coordinator.hellos[n].attributes["address"])) for n in names]
+    delivery.follow(addresses)
+
+    async def one(number: int) -> str:
+        body, arrays = trajectory(number, "p0", "so \\boxed{42}")
+        return (await delivery.deliver(body, arrays)).status
+
+    try:
+        first = await asyncio.gather(*(one(number) for number in range(20)))
+        later = [asyncio.create_task(one(number)) for number in range(20, num)]
+        await asyncio.sleep(0)
+        after_20()
+        return {*first, *await asyncio.gather(*later)}
+    finally:
+        await delivery.close()
 
 
 def test_b24_masked_nan_extra_arrays_and_absent_options_pass(tmp_path: Path, coordinator: FakeCoordinator) -> None:

@@ -241,3 +241,24 @@ def test_pure_scorers_are_asked_once_per_answer() -> None:
 def test_an_unknown_scorer_is_a_mistake_of_the_configuration() -> None:
     with pytest.raises(UserError, match=r"rewardd\.scorers\.x = nothing.*math"):
         make_scorers(RewarddSection(scorers={"x": "nothing"}))
+
+
+def test_b27_an_answer_without_the_required_form_gets_nothing_and_says_which_rule_failed() -> None:
+    responses = {
+        "It is clearly 42.": "no_box",
+        "<think>It must be \\boxed{42}": "unfinished_reasoning",
+        "\\boxed{42} or \\boxed{43}": "hedge",
+        "\\boxed{41 \\text{ or } 42}": "hedge",
+        "I do not know": "no_box",
+        "So \\boxed{42}": "equal_string",
+    }
+    config = section(scorers={})
+    config = config.model_copy(update={"math": config.math.model_copy(update={"require_box": True})})
+    with judging(config) as judge:
+        for ticket, response in enumerate(responses):
+            judge.submit(ticket, Task(scorer="math", response=response, truth=encode_truth("42")))
+        found = outcomes(judge, len(responses))
+        assert [found[n].reason for n in range(len(responses))] == list(responses.values())
+        assert [found[n].value for n in range(len(responses))] == [0, 0, 0, 0, 0, 1]
+        metrics = judge.metrics()
+        assert (metrics["rewardd/reason/no_box"], metrics["rewardd/reason/hedge"]) == (2, 2)

@@ -28,7 +28,7 @@ def judge(sandbox: Sandbox, program: str, tests: dict, *, kind: Kind = "assert",
 
 @pytest.mark.parametrize("tests", [ADD_ASSERTS, ADD_CHECK, ADD_PYTEST], ids=["cases", "check", "pytest"])
 @pytest.mark.parametrize("program", ADD_ATTACKS.values(), ids=ADD_ATTACKS.keys())
-def test_attack_on_asserts_fails(sandbox: Sandbox, program: str, tests: dict) -> None:
+def test_b26_attack_on_asserts_fails(sandbox: Sandbox, program: str, tests: dict) -> None:
     result = judge(sandbox, program, tests)
     assert not result.passed
     assert result.verdict == "wrong"
@@ -36,7 +36,7 @@ def test_attack_on_asserts_fails(sandbox: Sandbox, program: str, tests: dict) ->
 
 
 @pytest.mark.parametrize("program", ADD_ATTACKS.values(), ids=ADD_ATTACKS.keys())
-def test_attack_on_function_tests_fails(sandbox: Sandbox, program: str) -> None:
+def test_b26_attack_on_function_tests_fails(sandbox: Sandbox, program: str) -> None:
     result = judge(sandbox, program, ADD_FUNCTION, kind="function")
     assert result.verdict == "wrong"
     assert result.reason in ("wrong_answer", "runtime_error")
@@ -121,7 +121,7 @@ def test_expected_output_is_nowhere_to_be_found(sandbox: Sandbox, program: str) 
 
 
 @pytest.mark.parametrize("program", REFUSED_CALLS.values(), ids=REFUSED_CALLS.keys())
-def test_system_call_is_refused(sandbox: Sandbox, program: str) -> None:
+def test_b28_system_call_is_refused(sandbox: Sandbox, program: str) -> None:
     assert judge(sandbox, program, {"inputs": [""], "outputs": ["-1\n"]}, kind="stdin").passed
 
 
@@ -142,7 +142,7 @@ print(len(seen), len([p for p in os.listdir('/proc') if p.isdigit()]))
     assert judge(sandbox, program, tests, kind="stdin").tests == ("passed",) * 4
 
 
-def test_software_is_read_only_and_nothing_else_is_visible(sandbox: Sandbox) -> None:
+def test_b28_software_is_read_only_and_nothing_else_is_visible(sandbox: Sandbox) -> None:
     program = """
 import os, sys
 wrong = []

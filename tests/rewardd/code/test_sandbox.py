@@ -224,7 +224,7 @@ def test_slots_run_side_by_side() -> None:
     assert all(result.passed for result in results)
 
 
-def test_hundreds_of_runs_leave_nothing_behind(sandbox: Sandbox) -> None:
+def test_b25_hundreds_of_runs_leave_nothing_behind(sandbox: Sandbox) -> None:
     program = """
 import os
 for _ in range(3):
