@@ -1,8 +1,8 @@
 """Any OpenAI-compatible completions server that returns token ids and log-probs (vLLM's does).
 
 For evaluation and for fixed policies: such a server receives no weights from us, so its version stays 0.
-Requests use `/v1/completions` with token ids as the prompt, `logprobs` and `return_token_ids`; whether the server's
-log-probs are those of the sampling distribution (vLLM: --logprobs-mode processed_logprobs) is the operator's part.
+Requests use `/v1/completions` with token ids as the prompt, `logprobs` and `return_token_ids`. The start refuses a
+server that returns no ids or log-probs, or log-probs that are not those of the sampling distribution.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,29 @@ import numpy as np
 from generators.backends.base import EngineFailed, RequestFailed, Sample, SampleRequest, WorkerInfo
 from protocol.config import Config
 from protocol.errors import UserError
+from protocol.messages import SamplingParams
 
 _HEALTH_S = 5.0
 _MAX_FAILURES = 3
+_COLD = 0.01
+"""At this temperature the likeliest token has a log-prob near 0, unless the server leaves the temperature out."""
+_MIN_COLD_LOGP = -1.0
+_PROBE_PROMPTS = range(4, 12)
+
+_PROBE_SAMPLING = SamplingParams(
+    temperature=_COLD,
+    top_p=1.0,
+    top_k=-1,
+    min_p=0.0,
+    max_tokens=1,
+    min_tokens=0,
+    stop_token_ids=(),
+    stop=(),
+    repetition_penalty=1.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    seed=0,
+)
 
 
 class OpenAIBackend:
@@ -51,7 +72,24 @@ class OpenAIBackend:
         except OSError as error:
             raise EngineFailed(f"generators.openai_url = {self._url} does not answer: {error}") from error
         self._model = models["data"][0]["id"]
+        await asyncio.to_thread(self._probe)
         self._version = 0
+
+    def _probe(self) -> None:
+        """Samples one token after each of a few prompts at a low temperature and looks at what comes back."""
+        logps = []
+        for token_id in _PROBE_PROMPTS:
+            request = SampleRequest(request_id="probe", prompt_token_ids=[token_id], sampling=_PROBE_SAMPLING)
+            try:
+                sample = self._complete(request)
+            except RequestFailed as error:
+                raise EngineFailed(f"generators.openai_url cannot serve this run: {error}") from error
+            logps.append(float(sample.logp_behaviour[0]))
+        if (middle := median(logps)) < _MIN_COLD_LOGP:
+            raise EngineFailed(
+                f"{self._url} has log-probs without the temperature (median {middle:.2f} nat at temperature {_COLD}):"
+                " start vLLM's server with --logprobs-mode processed_logprobs"
+            )
 
     async def sample(self, request: SampleRequest) -> Sample:
         aborted = asyncio.Event()

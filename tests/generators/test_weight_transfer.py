@@ -236,3 +236,38 @@ def test_newer_snapshot_replaces_one_that_was_not_begun(published: Published, mo
         publisher.submit(snapshot(model, version))
     assert publisher.wait_idle(10.0)
     assert publisher.status()["policy_version"] == 5 and not published.reports
+
+
+def test_b48_a_restarted_generator_serves_only_what_it_loaded_again(
+    published: Published, start: Callable[..., Process], model: Path
+) -> None:
+    publisher = published.publisher
+    first = start("g0", publisher.address)
+    wait_until(lambda: published.members() == ["g0"], what="a member")
+    publisher.submit(snapshot(model, 7))
+    wait_until(lambda: first.has(7), what="version 7")
+    first.popen.kill()
+    first.popen.wait()
+    again = start("g0", publisher.address)
+    wait_until(lambda: again.has(7), what="version 7 once more")
+    assert again.lines[0] == "version 0", "the version of the folder's weights, until others were loaded"
+    assert [report.generators for report in published.reports] == [["g0"], ["g0"]]
+
+
+def test_b51_a_frozen_straggler_is_named_and_versions_go_on_reaching_the_rest(
+    published: Published, start: Callable[..., Process], model: Path, config: Config
+) -> None:
+    publisher = published.publisher
+    quick, slow = start("g0", publisher.address), start("g1", publisher.address)
+    wait_until(lambda: published.members() == ["g0", "g1"], what="two members")
+    publisher.submit(snapshot(model, 1))
+    wait_until(lambda: quick.has(1) and slow.has(1), what="version 1")
+    slow.popen.send_signal(signal.SIGSTOP)
+    for version in (2, 3, 4):
+        publisher.submit(snapshot(model, version))
+        wait_until(lambda: quick.has(version), deadline_s=4 * config.weights.deadline_s, what=f"version {version}")  # noqa: B023
+    status = publisher.status()
+    assert status["holders"] == ["g0"], status
+    slow.popen.send_signal(signal.SIGCONT)
+    wait_until(lambda: slow.has(4), deadline_s=30.0, what="the newest version at the thawed one")
+    assert not slow.has(2) and not slow.has(3)
