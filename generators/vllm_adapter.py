@@ -320,6 +320,18 @@ def refresh_heads(model: torch.nn.Module) -> None:
                 process(module)
 
 
+def forget_packed_experts(model: torch.nn.Module) -> None:
+    """Lets the next load pack the experts of a mixture again; call it before a reload on CPUs.
+
+    vLLM's CPU kernels hold experts in a packed layout, which `process_weights_after_loading` makes only while the layer
+    has no kernel yet; a reload would leave unpacked values in the packed storage, and samples from neither policy.
+    """
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
 def mask_vocabulary(model: torch.nn.Module, num_tokens: int) -> None:
     """Makes ids >= num_tokens impossible: their logits become -inf wherever the model's head is wider (in place)."""
     compute_logits: Any = model.compute_logits

@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from generators.vllm_adapter import mask_vocabulary, refresh_heads, reload_functions
+from generators.vllm_adapter import forget_packed_experts, mask_vocabulary, refresh_heads, reload_functions
 from generators.weights.coverage import checkpoint_tensors
 from generators.weights.inplace import CopyPlan, Layout, is_simple, layout_of, prove_plan
 from generators.weights.plugin import read_setup
@@ -110,6 +110,8 @@ class SlipstreamTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 self._load_layerwise(tensors)
 
     def _load_layerwise(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        if self.device.type == "cpu":
+            forget_packed_experts(self.model)
         initialize, _ = reload_functions()
         initialize(self.model)
         model: Any = self.model

@@ -28,6 +28,7 @@ from learner.trainer.deepspeed_adapter import (
     ZeroEngine,
     init_distributed,
 )
+from learner.trainer.export import checkpoint_tensors
 from learner.trainer.forward import PolicyModel, hf_name, load_policy
 from learner.trainer.memory import resident_bytes
 from learner.trainer.ranks import make_ranks
@@ -310,7 +311,9 @@ class TrainerEngine:
         to_device = self._snapshot_on_device()
         tensors = [(hf_name(name), tensor if to_device else tensor.cpu()) for name, tensor in self.zero.gather("model")]
         version = self.policy_version if policy_version is None else policy_version
-        return Snapshot(policy_version=version, tensors=tensors) if self.rank == 0 else None
+        if self.rank:
+            return None
+        return Snapshot(policy_version=version, tensors=checkpoint_tensors(self.zero.module.hf, tensors))
 
     def _snapshot_on_device(self) -> bool:
         where = self.config.weights.snapshot

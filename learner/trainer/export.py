@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -14,6 +15,20 @@ from safetensors.torch import save_file
 from learner.weights.snapshot import Snapshot
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json")
+
+
+def checkpoint_tensors(hf: Any, tensors: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """Parameters of a transformers model under the names and shapes its published checkpoints use.
+
+    transformers holds the experts of a mixture in fused tensors; checkpoints, and the engines that read them, have one
+    tensor per expert and projection. Models without such a difference come back as they are.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    converted = revert_weight_conversion(hf, dict(tensors))
+    if converted.keys() == dict(tensors).keys():
+        return tensors
+    return [(name, tensor.contiguous()) for name, tensor in converted.items()]
 
 
 def export_model(snapshot: Snapshot, *, source: Path, tokenizer: Path, target: Path) -> Path:

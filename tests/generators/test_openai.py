@@ -87,7 +87,7 @@ def reference_logp(model: Path, sample: Sample, *, temperature: float) -> np.nda
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ids = torch.tensor([[70, 71, 72, 73, *sample.token_ids.tolist()]])
     with torch.no_grad():
-        logp = torch.log_softmax(network(ids).logits[0, 3:-1, :259].double() / temperature, -1)
+        logp = torch.log_softmax(network(ids).logits[0, 3:-1].double() / temperature, -1)
     return logp.gather(1, ids[0, 4:, None])[:, 0].numpy()
 
 
