@@ -65,7 +65,7 @@ def test_samples_of_vllms_server_are_exact(model: Path, tmp_path: Path) -> None:
     assert {sample.num_tokens for sample in samples} == {12}
     for sample in samples:
         expected = reference_logp(model, sample, temperature=0.5)
-        assert np.abs(expected - sample.logp_behaviour).max() < 1e-3
+        assert np.abs(expected - sample.logp_behaviour).max() < 5e-3
         assert sample.finish_reason == "length" and (sample.versions == 0).all()
 
 
