@@ -14,6 +14,7 @@ from deploy.commands.options import JsonOption, RunDirArgument, RunDirOption, lo
 from deploy.local.control import running_state
 from deploy.status.client import fetch_status
 from deploy.status.render import status_view
+from learner.coordinator.rows import ledger_rows
 from learner.coordinator.schema import ledger_summary
 from protocol.auth import generate_keys
 from protocol.config import Config
@@ -68,9 +69,21 @@ def keys(folder: Annotated[Path, typer.Argument(help="New folder for the keys.")
         typer.echo(str(path))
 
 
-def ledger(run_dir: RunDirArgument, as_json: JsonOption = False) -> int:
-    """The conservation equation: every slot issued is trained, filtered, retired, quarantined or in flight."""
-    summary = ledger_summary(run_dir / "coordinator" / "ledger.sqlite")
+def ledger(
+    run_dir: RunDirArgument,
+    as_json: JsonOption = False,
+    prompt: Annotated[str | None, typer.Option(help="Show the slots of this prompt id.")] = None,
+    group: Annotated[int | None, typer.Option(help="Show the slots of this group.")] = None,
+    slot: Annotated[int | None, typer.Option(help="With --group or --prompt: only this slot.")] = None,
+) -> int:
+    """The conservation equation (each slot issued is trained, filtered, retired, quarantined or in flight), or rows."""
+    path = run_dir / "coordinator" / "ledger.sqlite"
+    if prompt is not None or group is not None or slot is not None:
+        for row in ledger_rows(path, prompt_id=prompt, group_id=group, slot=slot):
+            plain = (f"{name}={value}" for name, value in row.items() if value not in (None, ""))
+            typer.echo(json.dumps(row) if as_json else " ".join(plain))
+        return 0
+    summary = ledger_summary(path)
     if as_json:
         typer.echo(json.dumps(summary))
     else:
