@@ -25,6 +25,7 @@ from deploy.commands import (
     soak,
     tools,
     units,
+    verl,
 )
 from protocol.errors import ExitStatus, UserError
 
@@ -50,7 +51,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for family in (demo, doctor, local, roles, operators, configuration, data, plan, scoring, soak, tools, units):
+for family in (demo, doctor, local, roles, operators, configuration, data, plan, scoring, soak, tools, units, verl):
     family.register(app)
 
 

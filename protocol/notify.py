@@ -17,6 +17,8 @@ from protocol.logs import event
 log = logging.getLogger(__name__)
 
 FEEDS_PER_INTERVAL = 8
+SEND_S = 1.0
+"""The kernel queues only some ten datagrams; a busy service manager is waited for this long."""
 
 
 class Notifier:
@@ -35,7 +37,7 @@ class Notifier:
         self._fed_at = -float("inf")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) if self._address else None
         if self._socket is not None:
-            self._socket.setblocking(False)
+            self._socket.settimeout(SEND_S)
 
     @property
     def watchdog_s(self) -> float:
@@ -68,18 +70,18 @@ class Notifier:
             yield
             return
         usual_s = self._interval_s
-        self.status(what)
-        self.allow_silence(deadline_s)
+        self.allow_silence(deadline_s, status=what)
         try:
             yield
         finally:
             self.allow_silence(usual_s)
 
-    def allow_silence(self, seconds: float) -> None:
+    def allow_silence(self, seconds: float, *, status: str = "") -> None:
         """Changes the longest silence from now on (systemd: WATCHDOG_USEC). Does nothing without a watchdog."""
         if self._interval_s:
             self._interval_s, self._fed_at = seconds, self._now()
-            self._send(f"WATCHDOG_USEC={seconds * 1e6:.0f}", "WATCHDOG=1")
+            lines = [f"WATCHDOG_USEC={seconds * 1e6:.0f}", "WATCHDOG=1"]
+            self._send(*lines, *([f"STATUS={status}"] if status else []))
 
     def _send(self, *lines: str) -> None:
         if self._socket is None:

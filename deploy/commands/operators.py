@@ -12,6 +12,7 @@ from rich.live import Live
 
 from deploy.commands.options import JsonOption, RunDirArgument, RunDirOption, load_run
 from deploy.local.control import running_state
+from deploy.ray import control as on_ray
 from deploy.status.client import fetch_status
 from deploy.status.render import status_view
 from learner.coordinator.rows import ledger_rows
@@ -52,7 +53,7 @@ def status(
 
 def look(config: Config, run_dir: Path) -> tuple[StatusReply | None, str, dict[str, Any] | None]:
     """(coordinator's answer, why there is none, supervisor's state) of a run."""
-    supervisor = running_state(run_dir)
+    supervisor = on_ray.call(run_dir, "snapshot") if on_ray.is_on_ray(run_dir) else running_state(run_dir)
     try:
         return fetch_status(config, deadline_s=3.0), "", supervisor
     except (UserError, TimeoutError) as problem:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from deploy.local.control import running_state
+from deploy.ray.control import is_on_ray
 from protocol.config.load import EFFECTIVE_NAME, Loaded, load_config
 from protocol.errors import UserError
 
@@ -30,6 +31,8 @@ def load_run(run_dir: Path) -> Loaded:
 
 def refuse_running(run_dir: Path) -> None:
     """Raise UserError when a supervisor is alive for this run folder."""
+    if is_on_ray(run_dir):
+        raise UserError(f"{run_dir} was last started on Ray: `slipstream down {run_dir}` first")
     state = running_state(run_dir)
     if state is not None:
         raise UserError(f"{run_dir} is in use by the supervisor with pid {state['pid']}: `slipstream down` first")

@@ -67,8 +67,7 @@ def test_b55_a_long_operation_is_announced_and_its_time_ends_with_it(manager: Ma
         assert notifier.watchdog_s == 600.0
         raise RuntimeError
     assert manager.heard() == [
-        ["STATUS=saving"],
-        ["WATCHDOG_USEC=600000000", "WATCHDOG=1"],
+        ["WATCHDOG_USEC=600000000", "WATCHDOG=1", "STATUS=saving"],
         ["WATCHDOG_USEC=10000000", "WATCHDOG=1"],
     ]
     with notifier.long_operation("short", deadline_s=5.0):

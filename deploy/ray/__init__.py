@@ -1,0 +1,1 @@
+"""All roles of a run as actors of an existing Ray cluster."""

@@ -1,0 +1,175 @@
+"""verl's keys (and Skywork-OR1's, a fork of it) that map one to one, that must have one value, or that are left out."""
+
+from typing import Any
+
+A, R, C = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "critic"
+
+MOVED: dict[str, str] = {
+    "data.train_files": "data.train_files",
+    "data.val_files": "data.eval_files",
+    "data.train_batch_size": "learner.groups_per_batch",
+    "data.max_prompt_length": "data.max_prompt_tokens",
+    "data.max_response_length": "sampling.max_response_tokens",
+    "data.shuffle": "data.shuffle",
+    "data.seed": "run.seed",
+    "actor_rollout_ref.model.path": "model.path",
+    "actor_rollout_ref.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
+    "actor_rollout_ref.model.use_liger": "learner.liger",
+    f"{A}.ppo_max_token_len_per_gpu": "learner.max_tokens_per_micro_batch",
+    f"{A}.ulysses_sequence_parallel_size": "learner.sequence_parallel",
+    f"{A}.grad_clip": "learner.optim.grad_clip",
+    f"{A}.clip_ratio_low": "algorithm.clip_low",
+    f"{A}.clip_ratio_high": "algorithm.clip_high",
+    f"{A}.clip_ratio_c": "algorithm.clip_dual",
+    f"{A}.tis_imp_ratio_cap": "algorithm.behaviour.high",
+    f"{A}.optim.lr": "learner.optim.lr",
+    f"{A}.optim.weight_decay": "learner.optim.weight_decay",
+    f"{A}.optim.min_lr_ratio": "learner.optim.min_lr_ratio",
+    f"{R}.gpu_memory_utilization": "generators.gpu_memory_utilization",
+    f"{R}.max_num_seqs": "generators.max_num_seqs",
+    f"{R}.max_num_batched_tokens": "generators.max_num_batched_tokens",
+    f"{R}.tensor_model_parallel_size": "generators.tensor_parallel_size",
+    f"{R}.tensor_parallel_size": "generators.tensor_parallel_size",
+    f"{R}.enable_chunked_prefill": "generators.enable_chunked_prefill",
+    f"{R}.enable_prefix_caching": "generators.enable_prefix_caching",
+    f"{R}.enforce_eager": "generators.enforce_eager",
+    f"{R}.temperature": "sampling.temperature",
+    f"{R}.top_p": "sampling.top_p",
+    f"{R}.top_k": "sampling.top_k",
+    f"{R}.n": "learner.group_size",
+    f"{R}.val_kwargs.n": "evaluation.samples",
+    "algorithm.gamma": "algorithm.gamma",
+    "algorithm.lam": "algorithm.lam",
+    "trainer.total_epochs": "run.max_passes",
+    "trainer.total_training_steps": "run.max_updates",
+    "trainer.max_actor_ckpt_to_keep": "learner.checkpoint.keep",
+    "trainer.val_before_train": "evaluation.at_start",
+    "trainer.resume_from_path": "learner.checkpoint.resume_from",
+    "reward_model.overlong_buffer.len": "algorithm.overlong_buffer_tokens",
+    "reward_model.overlong_buffer.penalty_factor": "algorithm.overlong_penalty",
+}
+
+GAE_ONLY: dict[str, str] = {
+    f"{C}.model.path": "learner.critic.path",
+    f"{C}.optim.lr": "learner.critic.lr",
+    f"{C}.cliprange_value": "learner.critic.value_clip",
+    "trainer.critic_warmup": "learner.critic.warmup_updates",
+}
+"""Mapped with adv_estimator = gae; left out otherwise, as there is no critic."""
+
+PER_GPU = "sequences per GPU are not set here: micro-batches are packed up to learner.max_tokens_per_micro_batch"
+GLOBAL = "the global micro-batch size is deprecated in verl too: {} counts per GPU, and here tokens are packed instead"
+FORWARD = "passes without gradients use learner.max_tokens_per_micro_batch as well"
+ALWAYS_PACKED = "answers are always packed without padding, up to learner.max_tokens_per_micro_batch"
+NO_RAY_POOL = "generators are services of their own: nothing is woken up, put to sleep or resharded"
+ONE_TOKENIZER = "one tokenizer serves all roles (model.tokenizer_path); its hash is compared at every hello"
+
+MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
+    "data.truncation": (("error",), "prompts are never cut: longer ones are left out and listed"),
+    "data.filter_overlong_prompts": ((True,), "longer prompts are always left out and listed"),
+    "data.prompt_key": (("prompt",), "the column is called prompt: rename it"),
+    "data.reward_fn_key": (("data_source",), "the column is called data_source: rename it"),
+    "actor_rollout_ref.model.use_remove_padding": ((True,), ALWAYS_PACKED),
+    "actor_rollout_ref.model.trust_remote_code": ((False,), "code from model folders is never run"),
+    "actor_rollout_ref.model.external_lib": ((None,), "code is not loaded by name from the configuration"),
+    "actor_rollout_ref.model.lora_rank": ((0,), "all weights are trained: LoRA is not offered"),
+    "actor_rollout_ref.model.override_config": ((None, {}), "the model folder's config.json holds: edit it"),
+    f"{A}.strategy": (("fsdp", "fsdp2"), "the learner is DeepSpeed ZeRO-3, in the place of FSDP; not Megatron"),
+    f"{A}.ppo_epochs": ((1,), "a batch is trained once; more optimizer steps per batch are learner.mini_batches"),
+    f"{A}.use_dynamic_bsz": ((True,), ALWAYS_PACKED),
+    f"{A}.use_torch_compile": ((True, False), "left to the kernels that are chosen"),
+    f"{A}.fsdp_config.fsdp_size": ((-1,), "ZeRO-3 shards over all ranks"),
+    f"{R}.do_sample": ((True,), "training answers are sampled; greedy answers are for evaluation (evaluation.greedy)"),
+    f"{R}.ignore_eos": ((False,), "an answer ends at its end-of-sequence token"),
+    f"{R}.dtype": (("bfloat16",), "the engine computes in model.dtype, as the learner does"),
+    f"{R}.multi_turn.enable": ((False,), "answers have one turn"),
+    f"{R}.val_kwargs.top_p": ((1, 1.0), "evaluation samples from the whole distribution"),
+    f"{R}.val_kwargs.top_k": ((-1,), "evaluation samples from the whole distribution"),
+    "reward_model.enable": ((False,), "rewards are verified by rewardd: reward models are not offered"),
+    "custom_reward_function.path": ((None,), "install a scorer as an entry point of slipstream.scorers instead"),
+    "trainer.default_hdfs_dir": ((None,), "files are local or any pyarrow.fs address, in data.train_files"),
+    "trainer.val_only": ((False,), "evaluate a checkpoint with `slipstream eval`"),
+    "trainer.nnodes": ((1,), "say which machines train with trainer.num_nodes, and start generators on the others"),
+    "algorithm.filter_groups.metric": (("acc", "score", "seq_reward", "seq_final_reward", None), "groups are judged by"
+                                       " their scores"),
+}  # fmt: skip
+"""Key -> (values that mean what happens here anyway, why others are refused)."""
+
+LEFT_OUT: dict[str, str] = {
+    "data.val_batch_size": "evaluation answers are leased like any others, all at once",
+    "data.gen_batch_size": "groups that are filtered are refilled one by one",
+    "data.return_raw_input_ids": "all roles use one chat template",
+    "data.return_raw_chat": "all roles use one chat template",
+    "data.image_key": "text only",
+    f"{A}.ppo_micro_batch_size_per_gpu": PER_GPU,
+    f"{R}.log_prob_micro_batch_size_per_gpu": PER_GPU,
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": PER_GPU,
+    f"{C}.ppo_micro_batch_size_per_gpu": PER_GPU,
+    f"{C}.forward_micro_batch_size_per_gpu": "a misprint of verl's documents for forward_max_token_len_per_gpu; "
+    + FORWARD,
+    f"{R}.log_prob_max_token_len_per_gpu": FORWARD,
+    f"{R}.log_prob_use_dynamic_bsz": ALWAYS_PACKED,
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": FORWARD,
+    "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": ALWAYS_PACKED,
+    "actor_rollout_ref.ref.ulysses_sequence_parallel_size": "the reference runs with learner.sequence_parallel",
+    "actor_rollout_ref.ref.fsdp_config.param_offload": "the reference follows learner.zero.offload_param",
+    f"{C}.ppo_max_token_len_per_gpu": "the critic shares the policy's packing, learner.max_tokens_per_micro_batch",
+    f"{C}.forward_max_token_len_per_gpu": FORWARD,
+    f"{C}.use_dynamic_bsz": ALWAYS_PACKED,
+    f"{C}.ulysses_sequence_parallel_size": "the critic runs with learner.sequence_parallel",
+    f"{C}.strategy": "the critic is sharded as the policy is",
+    f"{C}.grad_clip": "learner.optim.grad_clip holds for the critic too",
+    f"{C}.optim.weight_decay": "learner.optim.weight_decay holds for the critic too",
+    f"{C}.optim.lr_warmup_steps_ratio": "the critic has a constant rate; learner.critic.warmup_updates trains it "
+    "alone first",
+    f"{C}.ppo_mini_batch_size": "the critic takes the policy's mini-batches",
+    f"{C}.ppo_epochs": "the critic takes the policy's mini-batches",
+    f"{C}.model.enable_gradient_checkpointing": "model.gradient_checkpointing holds for the critic too",
+    f"{C}.model.use_remove_padding": ALWAYS_PACKED,
+    f"{C}.model.tokenizer_path": ONE_TOKENIZER,
+    f"{C}.model.fsdp_config.param_offload": "the critic follows learner.zero",
+    f"{C}.model.fsdp_config.optimizer_offload": "the critic follows learner.zero",
+    f"{C}.model.fsdp_config.grad_offload": "the critic follows learner.zero",
+    f"{A}.fsdp_config.grad_offload": "gradients follow learner.zero.offload_optimizer",
+    f"{A}.fsdp_config.wrap_policy.min_num_params": "a choice of FSDP's wrapping (0: by layer) that ZeRO-3 does not "
+    "have; the nearest is learner.zero.persistence_threshold_elements",
+    f"{A}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap": "ZeRO-3 shards every parameter by itself",
+    f"{A}.fsdp_config.forward_prefetch": "see learner.zero.prefetch_bucket_elements",
+    f"{A}.shuffle": "batches are taken oldest first",
+    f"{A}.checkpoint.contents": "a checkpoint always holds everything",
+    f"{A}.checkpoint.save_contents": "a checkpoint always holds everything",
+    f"{A}.optim.total_training_steps": "derived from run.max_updates",
+    f"{R}.mode": "the engine is always asynchronous",
+    f"{R}.load_format": "generators get their weights from the trainer",
+    f"{R}.layered_summon": NO_RAY_POOL,
+    f"{R}.free_cache_engine": NO_RAY_POOL,
+    f"{R}.free_kv_cache": NO_RAY_POOL,
+    f"{R}.disable_log_stats": "the engine's figures are always reported",
+    f"{R}.calculate_log_probs": "the sampler's log-probs are always recorded",
+    f"{R}.val_kwargs.do_sample": "evaluation samples at evaluation.temperature, and greedily with evaluation.greedy",
+    "reward_model.reward_manager": "rewardd chooses the scorer by data_source and ability (rewardd.scorers)",
+    "reward_model.launch_reward_fn_async": "rewards are always computed beside everything else",
+    "custom_reward_function.name": "see rewardd.scorers",
+    "algorithm.filter_groups.max_num_gen_batches": "see algorithm.max_filtered_in_a_row",
+    "trainer.project_name": "run.name is what runs are called by",
+    "trainer.balance_batch": "ranks are always balanced",
+    "trainer.default_local_dir": "checkpoints lie in run.dir",
+    "trainer.log_val_generations": "every answer is in the report's trajectories.parquet",
+    "trainer.rollout_data_dir": "every answer is in the journal (coordinator.journal_keep_all)",
+    "trainer.validation_data_dir": "every answer is in the report's trajectories.parquet",
+    "trainer.ray_wait_register_center_timeout": "deadlines are those of the transport section",
+    "trainer.del_local_ckpt_after_load": "old checkpoints go when newer ones are whole",
+    "trainer.device": "found by itself (trainer.device, generators.device)",
+    "trainer.rejection_sample_multiplier": "filtered groups are refilled, so batches stay whole",
+    "ray_init.num_cpus": "Ray is only used with `slipstream up --on ray`, on a cluster that is already there",
+    "ray_kwargs.ray_init.num_cpus": "Ray is only used with `slipstream up --on ray`, on a cluster that is "
+    "already there",
+}
+
+REFUSED: dict[str, str] = {
+    f"{A}.ppo_micro_batch_size": GLOBAL.format("ppo_micro_batch_size_per_gpu"),
+    f"{R}.log_prob_micro_batch_size": GLOBAL.format("log_prob_micro_batch_size_per_gpu"),
+    "actor_rollout_ref.ref.log_prob_micro_batch_size": GLOBAL.format("log_prob_micro_batch_size_per_gpu"),
+    f"{C}.ppo_micro_batch_size": GLOBAL.format("ppo_micro_batch_size_per_gpu"),
+    f"{A}.use_kl_loss_in_reward": "use algorithm.use_kl_in_reward",
+}
