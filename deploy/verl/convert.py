@@ -43,8 +43,12 @@ class Outcome:
 
 
 def convert(settings: Settings) -> list[Outcome]:
-    """The fate of every key, in the order given."""
-    return [_fate(key, settings) for key in settings]
+    """The fate of every key, in the order given; verl's default estimator, gae, is not ours and so is said."""
+    outcomes = [_fate(key, settings) for key in settings]
+    if "algorithm.adv_estimator" not in settings:
+        why = "not set, and gae in verl then"
+        outcomes.append(Outcome("algorithm.adv_estimator", "mapped", {"algorithm.advantage": "gae"}, why))
+    return outcomes
 
 
 def _fate(key: str, settings: Settings) -> Outcome:
