@@ -19,6 +19,7 @@ from protocol.config import Config
 from protocol.errors import UserError
 from protocol.sockets import Client, make_hello
 from protocol.versions import tokenizer_hash
+from tests.support import ledger_queries
 from tests.support.tiny_model import build_tiny_model
 
 BASE: dict[str, Any] = {
@@ -139,11 +140,11 @@ class Stack:
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         """Rows of the ledger."""
-        database = open_database(self.run_dir / "coordinator" / "ledger.sqlite", read_only=True)
-        try:
-            return database.execute(sql).fetchall()
-        finally:
-            database.close()
+        return ledger_queries.query(self.run_dir, sql)
+
+    def num_trained(self) -> int:
+        """Batches counted as trained; 0 while there is no ledger."""
+        return ledger_queries.num_trained_batches(self.run_dir)
 
     def close(self) -> None:
         """Stops everything this stack started."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.local.control import is_same_process, read_state
-from learner.coordinator.schema import open_database
+from tests.support import ledger_queries
 from tests.support.stack import load, write_config
 from tests.support.wait import wait_until
 
@@ -107,19 +107,11 @@ class SupervisedRun:
 
     def num_trained(self) -> int:
         """Batches counted as trained; 0 while there is no ledger."""
-        path = self.run_dir / "coordinator" / "ledger.sqlite"
-        if not path.is_file():
-            return 0
-        tables = self.query("SELECT COUNT(*) FROM sqlite_master WHERE name = 'batches'")
-        return self.query("SELECT COUNT(*) FROM batches WHERE state = 'trained'")[0][0] if tables[0][0] else 0
+        return ledger_queries.num_trained_batches(self.run_dir)
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         """Rows of the ledger."""
-        database = open_database(self.run_dir / "coordinator" / "ledger.sqlite", read_only=True)
-        try:
-            return database.execute(sql).fetchall()
-        finally:
-            database.close()
+        return ledger_queries.query(self.run_dir, sql)
 
     def logs(self, *, num_chars: int = 3000) -> str:
         """The ends of all logs."""

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,14 @@ from protocol.messages import BatchItem, BatchPlan
 from tests.learner.trainer.reference import ReferenceLearner
 from tests.support.ledger_queries import SAMPLED_AGES
 from tests.support.stack import Stack, running_stack, write_config
+from tests.support.wait import wait_until
 from tests.system import parity_scorer
 from tests.system.policy_sampler import load_policy, sample_answer
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-NUM_UPDATES = 4
+NUM_UPDATES = 6
+ROLES = ("coordinator", "rewardd", "trainer", "generator")
 DEADLINE_S = 150.0
 
 
@@ -107,19 +110,9 @@ class SequentialLoop:
         )
 
 
-def run_processes(stack: Stack, tmp_path: Path) -> None:
-    """Coordinator, reward daemon, DeepSpeed trainer and a generator to the end of the run."""
-    parity_scorer.install(tmp_path / "site")
-    stack.start("coordinator")
-    stack.start("rewardd", PYTHONPATH=os.pathsep.join((str(tmp_path / "site"), os.environ["PYTHONPATH"])))
-    stack.start("trainer")
-    command = [sys.executable, "-m", "tests.system.policy_sampler", str(stack.config_path), "generator"]
-    stack.spawn("generator", command)
-    for name, process in stack.processes.items():
-        assert process.wait(DEADLINE_S) == 0, stack.log(name)
-
-
-def test_losses_and_weights_equal_a_sequential_loop(tmp_path: Path) -> None:
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    """A run with staleness bound 0: nothing is started yet."""
     config_path = write_config(
         tmp_path,
         run__max_updates=NUM_UPDATES,
@@ -127,24 +120,50 @@ def test_losses_and_weights_equal_a_sequential_loop(tmp_path: Path) -> None:
         sampling__max_response_tokens=12,
         learner__mini_batches=2,
         learner__optim={"lr": 1e-3, "eps": 1e-5},
-        learner__checkpoint={"min_free_gb": 0.0},
+        learner__checkpoint={"every_updates": 2, "min_free_gb": 0.0},
         trainer__device="cpu",
         trainer__threads_per_rank=1,
+        trainer__batch_wait_s=0.5,
         generators__engine_args={"receive": True},
         rewardd__scorers={"sums": parity_scorer.NAME},
     )
     with running_stack(config_path) as stack:
-        run_processes(stack, tmp_path)
-        ages = stack.query(SAMPLED_AGES)
-        lengths = stack.query("SELECT group_id, slot, SUM(num_tokens) FROM sampled_tokens GROUP BY group_id, slot")
-    assert {age for _, age, _ in ages} == {0}
+        yield stack
 
+
+class Processes:
+    """Coordinator, reward daemon with its scorer, DeepSpeed trainer, generator with the policy sampler."""
+
+    def __init__(self, stack: Stack, site: Path) -> None:
+        self._stack = stack
+        self._python_path = os.pathsep.join((str(site), os.environ["PYTHONPATH"]))
+        parity_scorer.install(site)
+        for role in ROLES:
+            self.start(role)
+
+    def start(self, role: str) -> None:
+        if role == "generator":
+            command = [sys.executable, "-m", "tests.system.policy_sampler", str(self._stack.config_path), role]
+            self._stack.spawn(role, command)
+        else:
+            self._stack.start(role, PYTHONPATH=self._python_path)
+
+    def wait_for_end(self) -> None:
+        for name, process in self._stack.processes.items():
+            assert process.wait(DEADLINE_S) == 0, self._stack.log(name)[-5000:]
+
+
+def assert_equals_the_loop(stack: Stack) -> None:
+    """Answers, losses and weights of a finished run are those of the sequential loop."""
     loop = SequentialLoop(stack.config)
     expected = [loop.update(version) for version in range(NUM_UPDATES)]
-    records = [json.loads(line) for line in (stack.run_dir / "metrics.jsonl").read_text().splitlines()]
-    losses = [record["actor/loss"] for record in records]
+    lengths = stack.query("SELECT group_id, slot, SUM(num_tokens) FROM sampled_tokens GROUP BY group_id, slot")
     assert {(group, slot): num for group, slot, num in lengths} == loop.lengths
-    assert losses == pytest.approx(expected, abs=2e-5), (losses, expected)
+    assert {age for _, age, _ in stack.query(SAMPLED_AGES)} == {0}
+    records = [json.loads(line) for line in (stack.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert {record["batch_id"] for record in records} == set(range(1, NUM_UPDATES + 1))
+    for record in records:  # those of a replay too
+        assert record["actor/loss"] == pytest.approx(expected[record["batch_id"] - 1], abs=2e-5), record["batch_id"]
     weights = load_file(stack.run_dir / "export" / "model.safetensors")
     reference = loop.learner.weights()
     assert weights.keys() == reference.keys()
@@ -152,3 +171,18 @@ def test_losses_and_weights_equal_a_sequential_loop(tmp_path: Path) -> None:
         assert float((tensor.double() - reference[name]).abs().max()) < 2e-5 * NUM_UPDATES, name
     first = load_file(f"{stack.config.model.path}/model.safetensors")
     assert max(float((weights[name] - first[name]).abs().max()) for name in weights) > 1e-3  # it did learn
+
+
+def test_losses_and_weights_equal_a_sequential_loop(stack: Stack, tmp_path: Path) -> None:
+    Processes(stack, tmp_path / "site").wait_for_end()
+    assert_equals_the_loop(stack)
+
+
+def test_b43_b48_kills_change_neither_answers_nor_losses_nor_weights(stack: Stack, tmp_path: Path) -> None:
+    processes = Processes(stack, tmp_path / "site")
+    for num_trained, role in enumerate(("generator", "trainer", "coordinator", "rewardd"), start=1):
+        wait_until(lambda n=num_trained: stack.num_trained() >= n, deadline_s=DEADLINE_S, what=f"{num_trained} batches")
+        stack.kill(role)
+        processes.start(role)
+    processes.wait_for_end()
+    assert_equals_the_loop(stack)
