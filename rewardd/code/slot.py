@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
-import shutil
 import socket
 import struct
 import subprocess
@@ -169,7 +169,9 @@ class Slot:
             self.group.close()
             self.group = None
         if self._scratch:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                sweep.empty(self._scratch)
+                os.rmdir(self._scratch)
             self._scratch = ""
 
     @property

@@ -123,7 +123,7 @@ def respawn_ms(num: int) -> list[float]:
 
 def code_figures(*, num_cores: int, num: int, num_runs: int) -> dict[str, Figure]:
     """One-test programs: time of one, and rate with one under way per core."""
-    inside, round_trips, rates, tiers = [], [], [], set()
+    inside, round_trips, rates, cpu_ms, tiers = [], [], [], [], set()
     with rig(code={"num_workers": num_cores}) as daemon:
         daemon.score([code_item(number, ADD, answer=number + 2) for number in range(20 * num_cores)])
         for _ in range(num_runs):
@@ -132,6 +132,7 @@ def code_figures(*, num_cores: int, num: int, num_runs: int) -> dict[str, Figure
                 one = daemon.score([code_item(number, ADD, answer=number + 2)])
                 scored.append(one.verdicts[0])
                 trips.append(one.wall_s * 1e3)
+            cpu_before = daemon.cpu_s()
             many = daemon.score([code_item(number, ADD, answer=number + 2) for number in range(num)])
             verdicts = [verdict for verdict in [*scored, *many.verdicts] if verdict is not None]
             assert len(verdicts) == num + num // 4 and {verdict.kind for verdict in verdicts} == {"correct"}
@@ -139,10 +140,12 @@ def code_figures(*, num_cores: int, num: int, num_runs: int) -> dict[str, Figure
             inside.append(statistics.median(verdict.elapsed_ms for verdict in scored if verdict is not None))
             round_trips.append(statistics.median(trips))
             rates.append(num / many.wall_s / num_cores)
+            cpu_ms.append((daemon.cpu_s() - cpu_before) / num * 1e3)
     (tier,) = tiers
     return {
         "code_isolated_ms_p50": figure(inside, "ms from a program to its verdict, as the reply says"),
         "code_round_trip_ms_p50": figure(round_trips, "ms from sending an answer to its acknowledgement"),
+        "code_cpu_ms": figure(cpu_ms, "ms of processor time per program, daemon and sandbox together"),
         "isolation_tier": {"value": tier, "unit": "tier in every reply", "spread": [tier, tier], "num_runs": num_runs},
         "code_executions_per_s_per_core": figure(rates, f"programs/s/core through a daemon, {num_cores} cores"),
     }

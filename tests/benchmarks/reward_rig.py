@@ -161,6 +161,12 @@ class Rig:
         self._coordinator.scored.clear()
         return Scored(verdicts, wall_s)
 
+    def cpu_s(self) -> float:
+        """Processor time of the daemon, its workers and all programs they have run, so far."""
+        root = psutil.Process(self.pid)
+        times = [process.cpu_times() for process in [root, *root.children(recursive=True)]]
+        return sum(t.user + t.system + t.children_user + t.children_system for t in times)
+
     def programs(self) -> set[int]:
         """What is alive below the sandbox's fork servers (the children of the workers) though all verdicts are out."""
         nurseries = psutil.Process(self.pid).children()

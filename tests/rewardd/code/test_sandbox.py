@@ -78,6 +78,21 @@ if os.fork() == 0:
     ] == []
 
 
+def test_b25_folders_nested_beyond_every_limit_are_removed(weaker: Sandbox) -> None:
+    program = """
+import os
+assert os.listdir('.') == ['main.py']
+for _ in range(1500):
+    os.mkdir('d')
+    os.chdir('d')
+os.chmod('.', 0)
+print(input())
+"""
+    result = run_case(weaker, kind="stdin", response=None, program=program, tests=ECHO, limits=Limits(time_limit_s=30))
+    assert result.verdict == "correct", result
+    assert weaker.num_restarts == 0
+
+
 def test_two_sandboxes_do_not_kill_each_others_programs(weaker: Sandbox) -> None:
     with Sandbox("rlimits", interpreter=SYSTEM_PYTHON, packages=()) as other, ThreadPoolExecutor(2) as pool:
         slow = pool.submit(run_echo, other, "import time\ntime.sleep(0.8)\nprint(input())")
