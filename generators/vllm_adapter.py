@@ -9,10 +9,13 @@ Imports of vLLM are inside the functions: this module is read by processes that 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import os
+import tempfile
 from dataclasses import dataclass
 from functools import partialmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
+_MAX_SOCKET_FOLDER = 107 - len("/") - 36
 TRANSFER_BACKEND = "slipstream"
 _QUEUE_RECHECK_MS = 5
 _NEEDED_CALLS = (
@@ -91,8 +95,25 @@ def reload_functions() -> tuple[Any, Any]:
     return initialize_layerwise_reload, finalize_layerwise_reload
 
 
-def set_environment(*, device: str, num_threads: int, kv_cache_gb: int) -> None:
+def socket_folder(run_dir: Path, name: str) -> Path:
+    """An empty folder of this generator's own for the engine's sockets; what an earlier start left there is removed.
+
+    It lies in the run folder unless the paths would be too long for a Unix socket (107 bytes, 37 of them the name).
+    """
+    folder = run_dir / "state" / name
+    if len(os.fsencode(folder)) > _MAX_SOCKET_FOLDER:
+        digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+        folder = Path(tempfile.gettempdir()) / f"slipstream-{os.getuid()}-{digest}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in folder.iterdir():
+        if left.is_socket():
+            left.unlink()
+    return folder
+
+
+def set_environment(*, device: str, num_threads: int, kv_cache_gb: int, sockets: Path) -> None:
     """Environment of the engine's processes. Must run before vLLM is imported."""
+    os.environ["VLLM_RPC_BASE_PATH"] = str(sockets)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if device == "cpu":

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ class VllmBackend:
     """`Backend` over an in-process vLLM."""
 
     def __init__(self, config: Config, *, name: str) -> None:
+        self._name = name
         self._config = config
         self.kv_on_update = config.weights.kv_on_update
         self._device = _device(config)
@@ -64,7 +66,12 @@ class VllmBackend:
     async def start(self, *, stage_address: str | None) -> None:
         config = self._config
         threads = config.generators.threads or max(1, len(os.sched_getaffinity(0)) // 2)
-        adapter.set_environment(device=self._device, num_threads=threads, kv_cache_gb=config.generators.cpu_kv_cache_gb)
+        adapter.set_environment(
+            device=self._device,
+            num_threads=threads,
+            kv_cache_gb=config.generators.cpu_kv_cache_gb,
+            sockets=adapter.socket_folder(Path(config.run.dir), self._name),
+        )
         setup = WorkerSetup(
             main_pid=os.getpid(),
             stage_address=stage_address or "",

@@ -114,7 +114,7 @@ def trainer_memory(facts: ModelFacts, config: Config) -> MemoryEstimate:
     The larger of two moments counts: the backward pass (activations, and the chunk of logits with the head's gradient)
     and the optimizer step (a float32 copy of the gradients of one sub-group). Sequence parallelism divides activations.
     """
-    learner, ranks = config.learner, config.trainer.num_ranks
+    learner, ranks = config.learner, config.trainer.num_ranks * config.trainer.num_nodes
     width = 4 if config.model.dtype == "float32" else 2
     params = facts.num_params
     share = params / ranks
