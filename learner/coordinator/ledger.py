@@ -69,10 +69,10 @@ class Ledger:
             self._failures[prompt_id] = failures
             if quarantined:
                 self._quarantined.add(prompt_id)
-        ended = "SELECT state, COUNT(*) FROM slots WHERE purpose = 'train' GROUP BY state"
-        self.ended.update(
-            {s: n for s, n in self._store.connection.execute(ended) if s not in ("open", "leased", "answered")}
+        ended = (  # of groups, which are an order of magnitude fewer than slots: 10 million slots take seconds to read
+            "SELECT state, SUM(num_slots) FROM groups WHERE purpose = 'train' AND state != 'in_flight' GROUP BY state"
         )
+        self.ended.update(dict(self._store.connection.execute(ended).fetchall()))
         return int(self._store.connection.execute("SELECT COALESCE(MAX(group_id), 0) FROM groups").fetchone()[0])
 
     # ------------------------------------------------------------ reading
