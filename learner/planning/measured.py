@@ -20,6 +20,8 @@ from protocol.errors import UserError
 
 WARM_UP = 3
 MAX_LENGTHS = 4096
+MAX_BETWEEN_SHARE = 0.05
+"""Of an update: what a learner took longer from one update to the next it spent waiting for a batch."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def measure(run_dir: Path, config: Config, *, fixed_share: float, publish_s: flo
         update_s=statistics.median(updates),
         fixed_share=fixed_share,
         prefill_steps=_prefill_steps(timed),
-        between_s=max(0.0, between_s),
+        between_s=min(max(0.0, between_s), MAX_BETWEEN_SHARE * statistics.median(updates)),
         publish_s=publish_s,
     )
     return Measured(

@@ -45,7 +45,7 @@ CALM_CORES = 0.25
 ENOUGH = 4
 """Updates in which other processes used more than so many cores are left out of both sides of the comparison, as long
 as each side keeps so many."""
-NICE = -10
+NICE = -20
 """Where it is allowed the roles run at this priority, all alike, so that other processes disturb the figures less."""
 COMMON = (
     "run.max_updates=100000",
@@ -244,7 +244,7 @@ def overlap_fraction(run: Phase) -> tuple[float, float, float]:
     """Of the steady part of a run: share of trainer step time in which tokens were sampled, generators' idle share (no
     lease held), learner's idle share (whatever is not forward, backward and optimizer step).
 
-    Tokens count as sampled between two looks at which their number differs.
+    Tokens count as sampled between two looks at which their number differs. What changed between two looks counts half.
     """
     steady = [record for record in run.records if record["batch_id"] > WARM_UP]
     begin, end = run.records[WARM_UP - 1]["time"], steady[-1]["time"]
@@ -252,8 +252,8 @@ def overlap_fraction(run: Phase) -> tuple[float, float, float]:
     steps = [(record["time"] - record["perf/update_seconds"], record["time"]) for record in steady]
     step_s = sum(b - a for a, b in steps)
     both = sum(max(0.0, min(b, d) - max(a, c)) for a, b in sampling for c, d in steps)
-    idle = [(a.time, b.time) for a, b in pairwise(run.samples) if not a.num_leased]
-    idle_s = sum(max(0.0, min(b, end) - max(a, begin)) for a, b in idle)
+    idle = [(a.time, b.time, 1.0 - ((a.num_leased > 0) + (b.num_leased > 0)) / 2) for a, b in pairwise(run.samples)]
+    idle_s = sum(share * max(0.0, min(b, end) - max(a, begin)) for a, b, share in idle)
     return both / step_s, idle_s / (end - begin), 1.0 - step_s / (end - begin)
 
 
