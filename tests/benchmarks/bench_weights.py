@@ -4,7 +4,7 @@ On a GPU, for each size: pause to resume and the whole way from submit to commit
 vLLM's own "ipc" engine on the same tensors in the same engine; and one call per parameter (the loop of older systems).
 One card: CUDA IPC; two cards, the generator on the second: NCCL. Then a receiver is killed in the middle of a transfer
 again and again beside one that lives. On CPUs the same over Gloo, with a tiny model, under keys that end in `_gloo`.
-SLIPSTREAM_BENCH_SIZES (such as "0_5b,7b") picks sizes; a figure says in its unit what it is of.
+SLIPSTREAM_BENCH_SIZES ("0_5b,7b", or "none" for the kills alone) picks sizes; a figure says in its unit what it is of.
 """
 
 from __future__ import annotations
@@ -184,7 +184,6 @@ def measure_size(size: Size, folder: Path, *, on_gpu: bool, rounds: int) -> Figu
     finally:
         peer.close()
         trainer.publisher.close()
-        del trainer
     pauses = [last["pause_s"] for _, last in idle]
     figures = {
         f"pause_to_resume_s_{size.key}": figure(pauses, "s, no requests"),
@@ -302,9 +301,10 @@ def run(quick: bool = False) -> Figures:
         if on_gpu:
             torch.cuda.empty_cache()
         print(json.dumps(figures), file=sys.stderr, flush=True)
-    largest = sizes[-1].key
-    figures["trainer_hold_fraction"] = figures[f"hold_fraction_{largest}"]
-    figures["tokens_per_s_ratio_during_update"] = figures[f"tokens_ratio_{largest}"]
+    if sizes:
+        largest = sizes[-1].key
+        figures["trainer_hold_fraction"] = figures[f"hold_fraction_{largest}"]
+        figures["tokens_per_s_ratio_during_update"] = figures[f"tokens_ratio_{largest}"]
     with tempfile.TemporaryDirectory(prefix="bench-weights-", ignore_cleanup_errors=True) as name:
         figures.update(measure_kills(Path(name), on_gpu=on_gpu, num_kills=3 if quick else 10))
     if on_gpu:
