@@ -50,7 +50,7 @@ def outcomes(judge: Judge, num: int, *, meanwhile: Callable[[], object] = lambda
         meanwhile()
         return len(found) >= num
 
-    wait_until(turn, deadline_s=60, what=f"{num} outcomes")
+    wait_until(turn, deadline_s=120, what=f"{num} outcomes")
     return found
 
 
@@ -210,7 +210,7 @@ def test_b22_workers_are_recycled_between_jobs(plugin) -> None:
             seen.update({job_id: outcome.reason for job_id, outcome in pool.turn()})
             return len(seen) == 12
 
-        wait_until(turn, what="12 outcomes")
+        wait_until(turn, deadline_s=90, what="12 outcomes")
         assert pool.num_recycled >= 1 and pool.num_deaths == 0
         assert len(set(seen.values())) == pool.num_recycled + 1
     finally:
