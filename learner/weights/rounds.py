@@ -30,14 +30,24 @@ def send_snapshot(
                 torch.cuda.current_stream(filled.device).synchronize()
         return filled
 
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-packer") as packer:
-        ahead = [packer.submit(packed, layout, turn) for turn, layout in enumerate(layouts[:1])]
-        for turn in range(len(layouts)):
-            buffer = ahead.pop().result()
-            if turn + 1 < len(layouts):
-                ahead.append(packer.submit(packed, layouts[turn + 1], turn + 1))
-            if time.monotonic() > started + deadline_s:
-                raise TransportFailed(f"sending took longer than {deadline_s:g} s")
-            with snapshot.reading():
-                communicator.broadcast(buffer, deadline=started + deadline_s)
+    try:
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-packer") as packer:
+            ahead = [packer.submit(packed, layout, turn) for turn, layout in enumerate(layouts[:1])]
+            for turn in range(len(layouts)):
+                buffer = ahead.pop().result()
+                if turn + 1 < len(layouts):
+                    ahead.append(packer.submit(packed, layouts[turn + 1], turn + 1))
+                if time.monotonic() > started + deadline_s:
+                    raise TransportFailed(f"sending took longer than {deadline_s:g} s")
+                with snapshot.reading():
+                    communicator.broadcast(buffer, deadline=started + deadline_s)
+    finally:
+        _free(buffers)
     return time.monotonic() - started
+
+
+def _free(buffers: list[torch.Tensor]) -> None:
+    """Gives device memory back at once: after a failure, the exception's frames would keep it until a collection."""
+    for buffer in buffers:
+        if buffer.device.type == "cuda":
+            buffer.untyped_storage().resize_(0)

@@ -98,7 +98,10 @@ def run_offline(config: Config, work: Work) -> None:
 
     generators = config.generators
     on_gpu = generators.device == "cuda"
-    adapter.set_environment(device=generators.device, num_threads=1, kv_cache_gb=generators.cpu_kv_cache_gb)
+    adapter.set_environment(
+        device=generators.device, num_threads=1, kv_cache_gb=generators.cpu_kv_cache_gb,
+        sockets=adapter.socket_folder(Path(config.run.dir), "offline"),
+    )  # fmt: skip
     from vllm import LLM
     from vllm import SamplingParams as VllmSamplingParams
 
