@@ -15,7 +15,7 @@ from tests.support import ledger_queries
 from tests.support.stack import load, write_config
 from tests.support.wait import wait_until
 
-DEADLINE_S = 150.0
+DEADLINE_S = 240.0
 """For anything a loaded machine has to do, such as starting a trainer."""
 
 ANSWER = "7"

@@ -13,7 +13,7 @@ import pytest
 from tests.support.ledger_queries import TRAINED_AGES, TRAINED_TWICE
 from tests.support.supervised import SupervisedRun, supervised_run
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROLES = ("generator-0", "rewardd-0", "trainer", "coordinator")
 NUM_ITEMS = 4 * 4  # groups per batch, answers per group
@@ -45,7 +45,6 @@ def assert_ended_well(run: SupervisedRun, *, num_updates: int, num_attempts: int
     assert (run.run_dir / "export" / "model.safetensors").is_file()
 
 
-@pytest.mark.timeout(600)
 def test_each_role_killed_in_turn_in_one_run(tmp_path: Path) -> None:
     with supervised_run(tmp_path, run__max_updates=12) as run:
         for turn, name in enumerate(ROLES):

@@ -24,11 +24,11 @@ from tests.support.wait import wait_until
 from tests.system import parity_scorer
 from tests.system.policy_sampler import load_policy, sample_answer
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_UPDATES = 6
 ROLES = ("coordinator", "rewardd", "trainer", "generator")
-DEADLINE_S = 150.0
+DEADLINE_S = 240.0
 
 
 class SequentialLoop:
