@@ -22,6 +22,7 @@ from deploy.commands import (
     plan,
     roles,
     scoring,
+    smoke,
     soak,
     tools,
     units,
@@ -51,7 +52,22 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for family in (demo, doctor, local, roles, operators, configuration, data, plan, scoring, soak, tools, units, verl):
+for family in (
+    demo,
+    doctor,
+    local,
+    roles,
+    operators,
+    configuration,
+    data,
+    plan,
+    scoring,
+    smoke,
+    soak,
+    tools,
+    units,
+    verl,
+):
     family.register(app)
 
 
