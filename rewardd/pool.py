@@ -32,6 +32,7 @@ CLOSE_DEADLINE_S = 5.0
 STUCK_S = 0.1
 MAX_BACKOFF_S = 10.0
 BUSY_SHARE = 0.5
+FULL_SHARE = 0.8
 COMPUTING_SHARE = 0.05
 MAX_STRETCH = 4.0
 RECHECK_S = 0.05
@@ -352,7 +353,7 @@ class Pool:
         if not self._blame_answers or age >= MAX_STRETCH * running.deadline_s:
             return False
         used_s = worker.cpu_of_running_job()
-        return COMPUTING_SHARE * age <= used_s < BUSY_SHARE * running.deadline_s
+        return COMPUTING_SHARE * age <= used_s < FULL_SHARE * running.deadline_s
 
     def _is_worn(self, worker: _Worker) -> bool:
         return worker.num_done >= self._max_jobs or worker.rss_mb > self._max_rss_mb

@@ -27,7 +27,7 @@ class Obedient:
                 pass
         if word == "slow":
             begin = time.process_time()
-            while time.process_time() - begin < 0.25:
+            while time.process_time() - begin < 0.2:
                 pass
         if word == "sleep":
             time.sleep(60)
