@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
         if is_installed(module):
             command = trainer_command if role == "trainer" else _command(role)
             app.command(role, help=f"Run one {role} in the foreground.")(command)
+    app.command("sft")(sft)
 
 
 def is_installed(module: str) -> bool:
@@ -70,6 +71,24 @@ def trainer_command(
     return int(ranks.run_ranks(loaded.config, command=command, name=name, node_rank=rank))
 
 
+def sft(
+    config: ConfigOption,
+    overrides: Overrides = None,
+    name: Annotated[str, typer.Option(help="Name in the logs.")] = "sft",
+) -> int:
+    """Supervised warm start on conversations (sft.files); writes RUN_DIR/sft/export, which model.path takes."""
+    loaded = load_config(config, overrides=overrides or [])
+    if not ranks.needs_launcher(loaded.config):
+        return run_role("sft", config_path=config, name=name, overrides=overrides or [])
+    setup_logging("sft", f"{name}/launcher")
+    command = (*role_command("sft", config_path=config, name=name), *(overrides or []))
+    return int(
+        ranks.run_ranks(
+            loaded.config, command=command, name=name, node_rank=ranks.node_rank_of(loaded.config, given=None)
+        )
+    )
+
+
 def default_name(role: str) -> str:
     """Name of an instance that was given none."""
     return role if role in ("coordinator", "trainer") else f"{role}-{os.getpid()}"
@@ -83,7 +102,7 @@ def run_role(role: str, *, config_path: Path, name: str, overrides: list[str]) -
     loaded = load_config(config_path, overrides=overrides)
     setup_logging(role, name)
     faulthandler.enable()  # a watchdog's SIGABRT leaves the stack of every thread in the log
-    module = importlib.import_module(MAINS[role])
+    module = importlib.import_module((MAINS | {"sft": "learner.sft.main"})[role])
     try:
         status = ExitStatus(module.run(loaded.config, name=name))
     except UserError as mistake:

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +19,19 @@ REQUIRED_COLUMNS = ("prompt", "reward_model")
 SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".pkl", ".pickle")
 
 
-def read_rows(address: str) -> Iterator[Row]:
+@dataclass(frozen=True)
+class Table:
+    """The columns that are read, and those that must be there."""
+
+    columns: tuple[str, ...]
+    required: tuple[str, ...]
+
+
+PROMPTS = Table(columns=COLUMNS, required=REQUIRED_COLUMNS)
+CONVERSATIONS = Table(columns=("messages",), required=("messages",))
+
+
+def read_rows(address: str, *, table: Table = PROMPTS) -> Iterator[Row]:
     """Yields the rows of a file, in order. `address` is a local path or any `pyarrow.fs` address (s3://, gs://, ...).
 
     Raises UserError, one line, when the file is missing, of an unknown kind, or damaged (with the line number).
@@ -26,14 +39,14 @@ def read_rows(address: str) -> Iterator[Row]:
     name = address.lower()
     with _open(address) as stream:
         if name.endswith(".parquet"):
-            yield from _read_parquet(stream, address)
+            yield from _read_parquet(stream, address, table)
         elif name.endswith(".jsonl.gz"):
             with gzip.open(stream) as inner:
-                yield from _read_json_lines(inner, address)
+                yield from _read_json_lines(inner, address, table)
         elif name.endswith((".jsonl", ".json")):
-            yield from _read_json_lines(stream, address)
+            yield from _read_json_lines(stream, address, table)
         elif name.endswith((".pkl", ".pickle")):
-            yield from _read_pickle(stream, address)
+            yield from _read_pickle(stream, address, table)
         else:
             raise UserError(f"{address}: unknown kind of data file; expected one of {', '.join(SUFFIXES)}")
 
@@ -53,21 +66,21 @@ def _open(address: str) -> Any:
         raise UserError(f"data file {address} cannot be opened: {_one_line(error)}") from error
 
 
-def _read_parquet(stream: IO[bytes], address: str) -> Iterator[Row]:
+def _read_parquet(stream: IO[bytes], address: str, table: Table) -> Iterator[Row]:
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        table = parquet.ParquetFile(stream)
-        columns = [name for name in table.schema_arrow.names if name in COLUMNS]
-        _check_columns(columns, address)
-        for batch in table.iter_batches(batch_size=1024, columns=columns):
+        file = parquet.ParquetFile(stream)
+        columns = [name for name in file.schema_arrow.names if name in table.columns]
+        _check_columns(columns, address, table)
+        for batch in file.iter_batches(batch_size=1024, columns=columns):
             yield from batch.to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{address} is not a readable Parquet file: {_one_line(error)}") from error
 
 
-def _read_json_lines(stream: Any, address: str) -> Iterator[Row]:
+def _read_json_lines(stream: Any, address: str, table: Table) -> Iterator[Row]:
     text = io.TextIOWrapper(stream, encoding="utf-8")
     try:
         for number, line in enumerate(text, start=1):
@@ -76,7 +89,7 @@ def _read_json_lines(stream: Any, address: str) -> Iterator[Row]:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise UserError(f"{address}, line {number}: a row must be a JSON object, got {type(row).__name__}")
-            _check_columns(row, f"{address}, line {number}")
+            _check_columns(row, f"{address}, line {number}", table)
             yield row
     except (ValueError, OSError) as error:
         if isinstance(error, UserError):
@@ -106,7 +119,7 @@ class _DataUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not plain data")
 
 
-def _read_pickle(stream: IO[bytes], address: str) -> Iterator[Row]:
+def _read_pickle(stream: IO[bytes], address: str, table: Table) -> Iterator[Row]:
     try:
         data = _DataUnpickler(io.BytesIO(stream.read())).load()
     except Exception as error:  # a damaged pickle may raise anything
@@ -115,14 +128,14 @@ def _read_pickle(stream: IO[bytes], address: str) -> Iterator[Row]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{address}: expected a list of dictionaries or a frame, got {type(data).__name__}")
     for number, row in enumerate(rows, start=1):
-        _check_columns(row, f"{address}, row {number}")
+        _check_columns(row, f"{address}, row {number}", table)
         yield row
 
 
-def _check_columns(columns: Any, where: str) -> None:
-    missing = [name for name in REQUIRED_COLUMNS if name not in columns]
+def _check_columns(columns: Any, where: str, table: Table) -> None:
+    missing = [name for name in table.required if name not in columns]
     if missing:
-        raise UserError(f"{where}: column {', '.join(missing)} is missing; needed are {', '.join(COLUMNS)}")
+        raise UserError(f"{where}: column {', '.join(missing)} is missing; needed are {', '.join(table.columns)}")
 
 
 def _one_line(error: BaseException) -> str:

@@ -58,6 +58,44 @@ class PromptTokenizer:
         assert isinstance(text, str)
         return text
 
+    def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Token ids of a whole conversation, and which of them the assistant wrote: its content and the stop token.
+
+        Template text around the answers (also what follows the stop token) is not the assistant's. A turn whose
+        rendering depends on later turns (templates that drop earlier reasoning) counts as context. Raises ValueError
+        when no turn is the assistant's.
+        """
+        template = self._tokenizer.apply_chat_template
+        if self._tokenizer.chat_template is None:
+            raise ValueError("the tokenizer has no chat template, so nothing says which text is the assistant's")
+        whole = template(list(messages), tokenize=False, **self._template_kwargs)
+        assert isinstance(whole, str)
+        spans: list[tuple[int, int]] = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = template(
+                list(messages[:number]), tokenize=False, add_generation_prompt=True, **self._template_kwargs
+            )
+            after = template(list(messages[: number + 1]), tokenize=False, **self._template_kwargs)
+            assert isinstance(before, str) and isinstance(after, str)
+            if whole.startswith(before) and whole.startswith(after):
+                spans.append((len(before), len(after)))
+        if not spans:
+            raise ValueError("no turn is the assistant's, or the template does not render turns one after another")
+        encoding = self._tokenizer.backend_tokenizer.encode(whole, add_special_tokens=False)
+        return encoding.ids, self._own_tokens(encoding, spans)
+
+    def _own_tokens(self, encoding: Any, spans: Sequence[tuple[int, int]]) -> list[bool]:
+        own = [False] * len(encoding.ids)
+        for begin, end in spans:
+            for index, (start, stop) in enumerate(encoding.offsets):
+                if begin <= start and stop <= end and start < stop:
+                    own[index] = True
+                    if encoding.ids[index] == self._tokenizer.eos_token_id:
+                        break
+        return own
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of rendered prompts (the template holds the special tokens already)."""
         with_special = self._tokenizer.chat_template is None

@@ -46,10 +46,14 @@ class TrajectoryArrays:
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """A planned batch and the arrays of this rank's own trajectories, by index into ``plan.items``."""
+    """A planned batch and the arrays of this rank's own trajectories, by index into ``plan.items``.
+
+    ``advantages [S]`` over the items, where they are given instead of estimated from the scores.
+    """
 
     plan: BatchPlan
     arrays: Mapping[int, TrajectoryArrays]
+    advantages: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,9 @@ class TrainerEngine:
             if kl:
                 penalty_S = sum_by_sequence(kl, prepared, num_seqs=len(reward_S), ranks=self.ranks, device=self.device)
                 reward_S = reward_S - penalty_S
-            adv_S = rewards.advantages(reward_S, batch.plan.items, algorithm=algorithm)
+            adv_S = batch.advantages
+            if adv_S is None:
+                adv_S = rewards.advantages(reward_S, batch.plan.items, algorithm=algorithm)
             return Signal(spread(adv_S, prepared, device=self.device), reference)
         values = self.critic.values(prepared)
         log_rho = {}

@@ -145,6 +145,15 @@ class LearnerSection(Section):
         return self.max_tokens_per_micro_batch * self.sequence_parallel
 
 
+class SftSection(Section):
+    """`sft`: supervised warm start (`slipstream sft`), with the learner's engine and the sections model and learner."""
+
+    files: list[str] = Field(default_factory=list, description="Parquet or JSON lines with a column `messages`.")
+    epochs: int = Field(1, ge=1, description="Passes over the data.")
+    sequences_per_batch: int = Field(32, ge=1, description="Conversations per optimizer step.")
+    optim: OptimSection = OptimSection(lr=1e-5)
+
+
 class TrainerSection(Section):
     """`trainer`: the processes."""
 

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from protocol.config.base import Section
-from protocol.config.learner import AlarmSection, AlgorithmSection, LearnerSection, TrainerSection
+from protocol.config.learner import AlarmSection, AlgorithmSection, LearnerSection, SftSection, TrainerSection
 from protocol.config.run import DataSection, EvaluationSection, ModelSection, RunSection, SamplingSection, Stage
 from protocol.config.services import (
     CoordinatorSection,
@@ -26,6 +26,7 @@ class Config(Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     learner: LearnerSection = LearnerSection()
     trainer: TrainerSection = TrainerSection()
+    sft: SftSection = SftSection()
     alarms: AlarmSection = AlarmSection()
     evaluation: EvaluationSection = EvaluationSection()
     coordinator: CoordinatorSection = CoordinatorSection()
