@@ -25,7 +25,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIER = 0xD6E8FEB86659FD93
 _MASK = (1 << 64) - 1
 _CPU_CHUNK_WORDS = 1 << 16
-_DEVICE_CHUNK_WORDS = 1 << 24
+_DEVICE_CHUNK_WORDS = 1 << 22
 
 Array = Union[np.ndarray, "torch.Tensor"]
 
@@ -44,7 +44,7 @@ def checksum(data: Array) -> int:
 
 
 def checksum_on_device(tensor: torch.Tensor) -> int:
-    """The same value computed by the tensor's own device, a few kernels per 128 MiB."""
+    """The same value computed by the tensor's own device, a few kernels per 32 MiB."""
     total, num_bytes = _sum_torch(tensor)
     return (total + num_bytes * GOLDEN) & _MASK
 

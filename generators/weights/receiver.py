@@ -26,6 +26,7 @@ from generators.weights.coverage import check_coverage
 from generators.weights.link_messages import Report, WorkerReady, WorkerStatus, command_decoder, report_encoder
 from generators.weights.stage import Stage
 from learner.weights.group import TRANSPORT_REASON
+from learner.weights.snapshot import side_stream
 from learner.weights.transports import Communicator, TransportFailed, connect
 from protocol.messages import WeightGroup, WeightOffer, WeightStatus
 
@@ -233,11 +234,11 @@ def _next(reports: "SimpleQueue[Report]") -> Report | None:
 
 @contextmanager
 def _own_stream(device: torch.device) -> Iterator[None]:
-    """On a GPU: this thread works on the engine's device, on a stream of its own beside the engine's."""
+    """On a GPU: this thread works on the engine's device, on a stream beside the engine's."""
     if device.type != "cuda":
         yield
         return
-    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+    with torch.cuda.device(device), torch.cuda.stream(side_stream(device)):
         yield
 
 

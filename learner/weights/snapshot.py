@@ -1,5 +1,6 @@
 """A whole policy version, frozen at a step boundary: what the publisher sends and nothing else."""
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,12 @@ def parse_dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"unknown dtype {name!r} in a tensor's description")
     return dtype
+
+
+@functools.cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """This process's stream for weights on a GPU. One for all: PyTorch keeps freed memory apart for every stream."""
+    return torch.cuda.Stream(device)
 
 
 @dataclass
@@ -53,7 +60,7 @@ class Snapshot:
             yield
             return
         device = self.tensors[0][1].device
-        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)) as _:
+        with torch.cuda.device(device), torch.cuda.stream(side_stream(device)):
             torch.cuda.current_stream(device).wait_event(self._written)
             yield
             torch.cuda.current_stream(device).synchronize()
