@@ -36,7 +36,7 @@ import zmq
 from protocol import framing
 from protocol.config import Config
 from protocol.errors import PeerRefused, PeerUnreachable
-from protocol.messages import Ack, Heartbeat, HeartbeatAck, Hello, Trajectory, Welcome
+from protocol.messages import Busy, Heartbeat, HeartbeatAck, Hello, Trajectory, Welcome
 from protocol.sockets import Client, Server, make_hello
 from tests.benchmarks.bench_wire import TRANSPORT, sample_frames
 from tests.support.roles import ask_status, start_role, write_run
@@ -82,7 +82,7 @@ def _send_ours(address: str, num: int) -> None:
         address,
         hello=make_hello("generator", name="sender"),
         transport=transport,
-        on_message=lambda received: credit.release(ACK_EVERY) if isinstance(received.body, Ack) else None,
+        on_message=lambda received: credit.release(ACK_EVERY) if isinstance(received.body, Busy) else None,
     )
     client.start(deadline_s=30.0)
     body, arrays = _sample()
@@ -138,7 +138,7 @@ def our_hop(num: int) -> float:
                 start = start or time.perf_counter()
                 received += 1
                 if received % ACK_EVERY == 0:
-                    server.send(message.peer, Ack(detail="seen"))
+                    server.send(message.peer, Busy(retry_after_s=0.0))
         rate = (num - 1) / (time.perf_counter() - start)
     server.close(deadline_s=0)
     return rate
