@@ -88,7 +88,8 @@ def test_b57_ctrl_c_stops_everything(cache: Path, tmp_path: Path, number: signal
     pids = [state["pid"], *(pid for role in state["roles"] for pid in role["pids"])]
     process.send_signal(number)
     assert process.wait(DEADLINE_S) == 130
-    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=DEADLINE_S)
+    assert not alive
     assert running_state(run_dir) is None
 
 
