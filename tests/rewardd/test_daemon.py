@@ -120,7 +120,7 @@ def test_several_daemons_share_the_load_and_one_that_dies_loses_nothing(
     with daemon(config, name=names[0]), daemon(config, name=names[1]) as second:
         wait_until(lambda: set(names) <= set(coordinator.hellos), deadline_s=90, what="both daemons")
         statuses = asyncio.run(deliver_all(coordinator, names, num=40, when_both_work=second.kill))
-    # An answer whose daemon died between its score and its acknowledgement is delivered again: a duplicate, counted once.
+    # An answer whose daemon died between its score and its acknowledgement comes again: a duplicate, counted once.
     assert set(statuses) <= {"accepted", "duplicate"}
     scored = {(received.body.trajectory.group_id, received.body.trajectory.slot) for received in coordinator.scored}
     assert len(scored) == len(statuses)
