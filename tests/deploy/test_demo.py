@@ -19,6 +19,7 @@ from deploy.prepare.model import MODEL_NAME
 from protocol.config.checks import check_config
 from protocol.errors import ExitStatus, UserError
 from tests.support.tiny_model import build_tiny_model
+from tests.support.wait import wait_until
 
 pytest.importorskip("reasoning_gym", reason="the demo's data needs reasoning-gym")
 DEADLINE_S = 60.0
@@ -88,8 +89,7 @@ def test_b57_ctrl_c_stops_everything(cache: Path, tmp_path: Path, number: signal
     pids = [state["pid"], *(pid for role in state["roles"] for pid in role["pids"])]
     process.send_signal(number)
     assert process.wait(DEADLINE_S) == 130
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=DEADLINE_S)
-    assert not alive
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), deadline_s=DEADLINE_S, what=f"the end of {pids}")
     assert running_state(run_dir) is None
 
 
