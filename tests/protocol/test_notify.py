@@ -89,6 +89,7 @@ def test_without_a_service_manager_nothing_happens_and_a_gone_one_is_survived(tm
         notifier.progress()
         with notifier.long_operation("x", deadline_s=1.0):
             notifier.stopping("x")
+        assert not (tmp_path / "gone").exists()
 
 
 def test_abstract_addresses_are_understood() -> None:

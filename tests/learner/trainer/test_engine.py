@@ -5,33 +5,12 @@ import pytest
 import torch
 
 from learner.trainer.batch import TrajectoryArrays
-from learner.trainer.engine import TrainerEngine
 from tests.learner.trainer.reference import ReferenceLearner
-from tests.support.tiny_model import build_tiny_model
-from tests.support.training import make_arrays, make_batch, make_items, tiny_config
+from tests.support.training import make_arrays, make_batch, make_items
 
 pytestmark = pytest.mark.engine
 
 ONE_SPLIT = [[[0, 1, 2, 3, 4], [5, 6, 7]]]
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    return build_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def start(model_path, tmp_path):
-    engines = []
-
-    def build(**sections):
-        config = tiny_config(model_path, tmp_path, **sections)
-        engines.append(TrainerEngine(config, rank=0, num_ranks=1, device=torch.device("cpu")))
-        return engines[-1]
-
-    yield build
-    for engine in engines:
-        engine.close()
 
 
 def weights(engine):

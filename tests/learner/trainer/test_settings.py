@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from learner.algorithms.losses import POLICY_LOSSES
-from learner.trainer.engine import TrainerEngine
 from learner.trainer.resume import load_checkpoint, save_state
-from tests.support.tiny_model import build_tiny_model
-from tests.support.training import make_batch, tiny_config
+from tests.support.training import make_batch
 
 pytestmark = pytest.mark.engine
 
@@ -42,25 +40,6 @@ CRITIC_NAMES = {
     "critic/advantages/mean",
     "critic/grad_norm",
 }
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    return build_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def start(model_path, tmp_path):
-    engines = []
-
-    def build(**sections):
-        config = tiny_config(model_path, tmp_path, **sections)
-        engines.append(TrainerEngine(config, rank=0, num_ranks=1, device=torch.device("cpu")))
-        return engines[-1]
-
-    yield build
-    for engine in engines:
-        engine.close()
 
 
 def weights(engine):
