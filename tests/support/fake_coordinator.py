@@ -69,7 +69,9 @@ class FakeCoordinator:
                 if answer is not None:
                     self._server.send(received.peer, answer, reply_to=received.envelope.msg_id)
             for peer in self._server.gone():
-                self.hellos.pop(peer.name, None)
+                hello = self.hellos.get(peer.name)
+                if hello is not None and hello.incarnation == peer.incarnation:
+                    del self.hellos[peer.name]
         self._server.close(deadline_s=0.2)
 
     def _accept(self, hello: Hello) -> Welcome:
