@@ -18,6 +18,7 @@ from generators.text import Decoder
 from generators.watchdog import Watchdog
 from generators.weights.joining import Joining
 from protocol.config import Config
+from protocol.endpoint import MetricsEndpoint
 from protocol.errors import ExitStatus
 from protocol.logs import event
 from protocol.messages import Heartbeat, HeartbeatAck, Welcome
@@ -50,6 +51,9 @@ class Generator:
         self._ending: asyncio.Future[ExitStatus] = self._loop.create_future()
         self._state = "starting"
         self._service: GeneratorService | None = None
+        self._endpoint = MetricsEndpoint(
+            config.generators.metrics_port, role="generator", name=name, setting="generators.metrics_port"
+        )
         self._watchdog = Watchdog(config.generators.no_token_s, now=monotonic())
         self._acks: asyncio.Queue[HeartbeatAck | Welcome] = asyncio.Queue()
         info = self._backend.worker_info
@@ -162,6 +166,7 @@ class Generator:
             if problem:
                 self._end(ExitStatus.UNHEALTHY, problem)
             await self._backend.check_health()
+            self._endpoint.values = self._metrics(service)
             notifier().progress()
             limit_gb = self._config.generators.memory_limit_gb
             if limit_gb and (used_gb := self._resident_gb()) > limit_gb:
@@ -204,11 +209,13 @@ class Generator:
     def _metrics(self, service: GeneratorService) -> dict[str, float]:
         return {
             "generator/running": float(service.num_running),
+            "generator/slots": float(self._config.generators.max_num_seqs),
             "generator/finished": float(service.num_finished),
             "generator/tokens": float(service.num_tokens),
             "generator/handed_back": float(service.num_handed_back),
             "generator/undelivered": float(self._delivery.num_undelivered),
             "generator/resent": float(self._delivery.num_resent),
+            **self._backend.metrics(),
             **self._weights.metrics(),
         }
 
@@ -235,6 +242,7 @@ class Generator:
         if self._environment is not None:
             closing.append(asyncio.ensure_future(self._environment.close()))
         await asyncio.wait(closing, timeout=_CLOSE_S)
+        self._endpoint.close()
         kill_children()
 
 

@@ -299,6 +299,12 @@ def token_counts(engine: AsyncLLM) -> dict[str, int]:
     return counts
 
 
+def kv_tokens(engine: AsyncLLM) -> int:
+    """Tokens whose keys and values the cache holds at most; 0 where this release does not say."""
+    cache = engine.vllm_config.cache_config
+    return (cache.num_gpu_blocks or 0) * (cache.block_size or 0)
+
+
 async def drain_outputs(engine: AsyncLLM) -> None:
     """Waits until every token of a paused engine has been counted: its outputs are handled by a task of their own."""
     queue: Any = getattr(engine.engine_core, "outputs_queue", None)

@@ -40,7 +40,9 @@ class Daemon:
         self._stop_signals = 0
         self._clock = IdleClock()
         self._state = "starting"
-        self._endpoint = MetricsEndpoint(config.rewardd.metrics_port, name=name, setting="rewardd.metrics_port")
+        self._endpoint = MetricsEndpoint(
+            config.rewardd.metrics_port, role="rewardd", name=name, setting="rewardd.metrics_port"
+        )
         self._answers: deque[tuple[int, Future[Received]]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._judge = Judge(config.rewardd)

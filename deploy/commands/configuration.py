@@ -11,6 +11,7 @@ from protocol.config.explain import explain, reference_markdown
 from protocol.config.load import load_config
 from protocol.config.machine import check_machine
 from protocol.errors import ExitStatus
+from protocol.metrics.page import metrics_markdown
 
 
 def register(app: typer.Typer) -> None:
@@ -19,6 +20,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Explain the configuration.", no_args_is_help=True)
     group.command("explain")(explain_key)
     group.command("reference")(reference)
+    group.command("metrics")(metrics)
     app.add_typer(group, name="config")
 
 
@@ -45,3 +47,8 @@ def explain_key(
 def reference() -> None:
     """Print the configuration reference as Markdown."""
     typer.echo(reference_markdown())
+
+
+def metrics() -> None:
+    """Print the table of all metrics as Markdown."""
+    typer.echo(metrics_markdown(), nl=False)

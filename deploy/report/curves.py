@@ -12,7 +12,7 @@ METRIC_CURVES = (
     ("Entropy, nats per token", ("actor/entropy",)),
     ("KL to the behaviour policy, nats per token", ("actor/kl_behaviour",)),
     ("Staleness of trained tokens, versions", ("staleness/token_mean", "staleness/token_max")),
-    ("Gradient norm", ("actor/grad_norm", "learner/grad_norm")),
+    ("Gradient norm", ("actor/grad_norm",)),
 )
 TIMELINE_CURVES = (
     ("Generated tokens per second", ("generated_tokens_per_s",)),

@@ -102,6 +102,9 @@ class Backend(Protocol):
     def progress(self) -> Mapping[str, int]:
         """Tokens sampled so far per running request id."""
 
+    def metrics(self) -> Mapping[str, float]:
+        """What only the engine knows of itself, under names of `protocol.metrics`."""
+
     async def load_version(self, policy_version: int) -> float:
         """Switches to a version that every worker has staged whole; requests in flight go on with it.
 

@@ -147,6 +147,9 @@ class OpenAIBackend:
     def progress(self) -> Mapping[str, int]:
         return dict.fromkeys(self._running, 0)
 
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
     async def load_version(self, policy_version: int) -> float:
         raise EngineFailed(
             f"version {policy_version} is published, but generators.backend = openai cannot receive weights"

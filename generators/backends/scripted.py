@@ -183,6 +183,9 @@ class ScriptedBackend:
     def progress(self) -> Mapping[str, int]:
         return {request_id: self._count(running) for request_id, running in self._running.items()}
 
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
     async def load_version(self, policy_version: int) -> float:
         pause_s = float(self._options["pause_s"])
         self._gate.clear()

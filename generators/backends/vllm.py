@@ -45,6 +45,7 @@ class VllmBackend:
         self._version = -1
         self._gate = asyncio.Event()
         self._running: dict[str, list[tuple[int, int]]] = {}
+        self._prompt_tokens: dict[str, int] = {}
         # Children die with the thread that started them (see generators.weights.plugin), so it lives as long as we do.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-starter")
 
@@ -108,6 +109,7 @@ class VllmBackend:
         assert self._engine is not None and self._capabilities is not None
         await self._gate.wait()
         self._running[request.request_id] = [(self._version, 0)]
+        self._prompt_tokens[request.request_id] = len(request.prompt_token_ids)
         prompt = {"prompt_token_ids": request.prompt_token_ids, "cache_salt": str(self._version)}
         try:
             params = adapter.to_vllm(request.sampling, capabilities=self._capabilities)
@@ -125,7 +127,7 @@ class VllmBackend:
                 raise EngineFailed(f"the engine died: {error or type(error).__name__}") from error
             raise RequestFailed(f"request {request.request_id}: {error or type(error).__name__}") from error
         finally:
-            del self._running[request.request_id]
+            del self._running[request.request_id], self._prompt_tokens[request.request_id]
 
     def _to_sample(self, raw: adapter.RawSample, starts: list[tuple[int, int]]) -> Sample:
         spans = raw.spans
@@ -150,6 +152,13 @@ class VllmBackend:
     def progress(self) -> Mapping[str, int]:
         counts = adapter.token_counts(self._engine) if self._engine is not None else {}
         return {request_id: counts.get(request_id, 0) for request_id in self._running}
+
+    def metrics(self) -> Mapping[str, float]:
+        room = adapter.kv_tokens(self._engine) if self._engine is not None else 0
+        if not room:
+            return {}
+        wanted = sum(self._prompt_tokens.get(request_id, 0) + count for request_id, count in self.progress().items())
+        return {"generator/kv_demand": wanted / room}
 
     async def load_version(self, policy_version: int) -> float:
         assert self._engine is not None and self._capabilities is not None

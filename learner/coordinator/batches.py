@@ -85,6 +85,7 @@ class BatchBook:
         items = [self._item(group, number) for group in groups for number in range(len(group.slots))]
         packing = self._pack(items, self.num_ranks)
         version = self._facts.policy_version
+        oldest_age_s = now - min(group.created for group in groups)
         plan = BatchPlan(
             batch_id=batch_id,
             policy_version=version,
@@ -92,8 +93,9 @@ class BatchBook:
             items=items,
             micro_batches=packing[0],
             fill_fraction=packing[1],
-            oldest_age_s=now - min(group.created for group in groups),
-            metrics=batch_metrics(groups, version=version, max_staleness=self._config.algorithm.max_staleness),
+            oldest_age_s=oldest_age_s,
+            metrics=batch_metrics(groups, version=version, max_staleness=self._config.algorithm.max_staleness)
+            | {"packing/fill_fraction": packing[1], "packing/oldest_age_s": oldest_age_s},
         )
         for group in groups:
             self._ledger.put_in_batch(group, batch_id)

@@ -14,6 +14,7 @@ from learner.trainer.status import TrainerStatus
 from learner.trainer.stop import StopSignal
 from learner.weights.publisher import Publisher
 from protocol.config import Config
+from protocol.endpoint import MetricsEndpoint
 from protocol.errors import ExitStatus
 from protocol.logs import event, setup_logging
 from protocol.messages import VersionPublished
@@ -37,7 +38,9 @@ def run(config: Config, *, name: str) -> ExitStatus:
     device = choose_device(config, rank=rank)
     if device.type == "cpu":
         torch.set_num_threads(num_threads(config))
-    status = TrainerStatus(longest_s=2 * config.trainer.collective_timeout_s)
+    port = config.trainer.metrics_port if rank == 0 else 0
+    endpoint = MetricsEndpoint(port, role="trainer", name=name, setting="trainer.metrics_port")
+    status = TrainerStatus(longest_s=2 * config.trainer.collective_timeout_s, endpoint=endpoint)
     hash_of_tokenizer = tokenizer_hash(config.model.tokenizer_path or config.model.path)
     coordination: list[Coordination] = []
 
@@ -74,6 +77,7 @@ def run(config: Config, *, name: str) -> ExitStatus:
         event(log, logging.INFO, "trainer ends", status=result.name.lower(), policy_version=engine.policy_version)
         return result
     finally:
+        endpoint.close()
         if publisher is not None:
             publisher.close(CLOSE_S)
         if coordination:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from learner.trainer.batch import UpdateResult
 from learner.trainer.memory import resident_bytes
+from protocol.endpoint import MetricsEndpoint
 from protocol.idle import IdleClock
 from protocol.messages import Heartbeat
 from protocol.notify import notifier
@@ -20,10 +21,12 @@ class TrainerStatus:
 
     Args:
         longest_s: what a piece of work may take without a sign of progress before the service manager steps in.
+        endpoint: shows Prometheus each update's metrics.
     """
 
-    def __init__(self, *, longest_s: float = 600.0) -> None:
+    def __init__(self, *, longest_s: float = 600.0, endpoint: MetricsEndpoint | None = None) -> None:
         self._longest_s = longest_s
+        self._endpoint = endpoint
         self._clock = IdleClock()
         self._state = "starting"
         self._waiting_for = ""
@@ -60,6 +63,8 @@ class TrainerStatus:
         """A batch was trained."""
         self._policy_version = result.policy_version
         self._progress_at = time.monotonic()
+        if self._endpoint is not None:
+            self._endpoint.values = result.metrics
         self._metrics = {name: result.metrics[name] for name in REPORTED if name in result.metrics}
 
     def heartbeat(self) -> Heartbeat:

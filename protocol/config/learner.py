@@ -170,6 +170,7 @@ class TrainerSection(Section):
     memory_limit_gb: float = Field(
         0.0, ge=0, description="Save and restart above this resident size of a rank; 0 = off."
     )
+    metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port of the first rank; 0 = off.")
     batch_wait_s: float = Field(
         10.0, gt=0, description="One wait for a batch at the coordinator (repeated, with status)."
     )

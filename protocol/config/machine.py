@@ -158,6 +158,7 @@ def _port(config: Config) -> Iterator[Finding]:
     ports = [("coordinator.listen", parts.port)] if parts.scheme == "tcp" else []
     ports += [
         ("coordinator.metrics_port", config.coordinator.metrics_port),
+        ("trainer.metrics_port", config.trainer.metrics_port),
         ("generators.metrics_port", config.generators.metrics_port),
         ("rewardd.metrics_port", config.rewardd.metrics_port),
     ]

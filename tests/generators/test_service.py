@@ -8,6 +8,7 @@ import numpy as np
 from generators.environments import Episode, Observation
 from protocol.errors import ExitStatus
 from protocol.messages import PartialAnswer, SlotRef
+from protocol.metrics import unregistered
 from tests.generators.support import FakeRun, make_lease
 from tests.support.wait import wait_until
 
@@ -124,6 +125,7 @@ def test_b14_idle_without_work_is_healthy_and_says_what_it_waits_for(fake_run: F
     last = fake_run.heartbeats[-1]
     assert abs(sum(last.idle_fractions.values()) - 1.0) < 1e-6
     assert "waiting for staleness" in last.idle_fractions
+    assert {"generator/running", "generator/slots"} <= last.metrics.keys() and not unregistered(last.metrics)
 
 
 def test_b17_memory_limit_drains_and_says_so(fake_run: FakeRun, start_scripted: Start) -> None:

@@ -17,16 +17,17 @@ def free_port() -> int:
 
 def test_values_are_served_at_the_port_of_the_instance() -> None:
     port = free_port()
-    endpoint = MetricsEndpoint(port - 3, name="rewardd-3", setting="rewardd.metrics_port")
+    endpoint = MetricsEndpoint(port - 3, role="rewardd", name="rewardd-3", setting="rewardd.metrics_port")
     endpoint.values = {"rewardd/queue_depth": 7.0}
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        assert "slipstream_rewardd_queue_depth 7.0" in answer.read().decode()
+        text = 'slipstream_rewardd_queue_depth{name="rewardd-3",role="rewardd"} 7.0'
+        assert text in answer.read().decode()
     with pytest.raises(UserError, match=rf"rewardd\.metrics_port: port {port}"):
-        MetricsEndpoint(port, name="rewardd", setting="rewardd.metrics_port")
+        MetricsEndpoint(port, role="rewardd", name="rewardd", setting="rewardd.metrics_port")
     endpoint.close()
 
 
 def test_port_0_is_off() -> None:
-    endpoint = MetricsEndpoint(0, name="rewardd-0", setting="rewardd.metrics_port")
+    endpoint = MetricsEndpoint(0, role="rewardd", name="rewardd-0", setting="rewardd.metrics_port")
     assert endpoint.port == 0
     endpoint.close()

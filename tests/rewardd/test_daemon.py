@@ -15,6 +15,7 @@ from generators.delivery import Delivery
 from protocol.config.services import TransportSection
 from protocol.errors import ExitStatus, PeerUnreachable
 from protocol.messages import Busy, RewarddAddress, ScoredTrajectory, TrajectoryAck
+from protocol.metrics import unregistered
 from protocol.sockets import Client, make_hello
 from rewardd.main import run
 from tests.rewardd.support import TRANSPORT, children_of, daemon, load, python, trajectory, wait_gone, write_config
@@ -182,6 +183,7 @@ def test_full_queue_pushes_back_and_a_lost_coordinator_is_waited_for(
             body, arrays = trajectory(group_id, "p0", "\\boxed{42}")
             waiting.append(client.request(body, arrays=arrays, deadline_s=60))
         wait_until(lambda: coordinator.heartbeats["rewardd-0"].metrics.get("rewardd/queue_depth") == 2)
+        assert not unregistered(coordinator.heartbeats["rewardd-0"].metrics)
         assert isinstance(deliver(client, 4, "p0", "\\boxed{42}"), Busy)
         again, arrays = trajectory(2, "p0", "\\boxed{42}")
         waiting.append(client.request(again, arrays=arrays, deadline_s=60))

@@ -8,6 +8,7 @@ import torch
 
 from learner.algorithms.losses import POLICY_LOSSES
 from learner.trainer.resume import load_checkpoint, save_state
+from protocol.metrics import unregistered
 from tests.support.training import make_batch
 
 pytestmark = pytest.mark.engine
@@ -56,7 +57,7 @@ def train(engine, num=2, **options):
 def assert_sound(engine, results):
     assert [(r.num_applied, r.num_skipped) for r in results] == [(engine.config.learner.mini_batches, 0)] * len(results)
     names = FIELD_NAMES | (CRITIC_NAMES if engine.critic is not None else set())
-    assert names <= results[-1].metrics.keys()
+    assert names <= results[-1].metrics.keys() and not unregistered(results[-1].metrics)
     assert all(math.isfinite(value) for value in results[-1].metrics.values())
     assert all(bool(t.isfinite().all()) for t in weights(engine).values())
 
