@@ -14,6 +14,7 @@ import typer
 
 from deploy.commands import (
     configuration,
+    dashboards,
     data,
     demo,
     doctor,
@@ -59,6 +60,7 @@ for family in (
     roles,
     operators,
     configuration,
+    dashboards,
     data,
     plan,
     scoring,
