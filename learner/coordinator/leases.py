@@ -259,6 +259,7 @@ class LeaseDesk:
         for group in self._ledger.train.values():
             if not group.overdue and any(s.state == "open" and now >= s.deadline for s in group.slots):
                 group.overdue = True
+        self._moved_from = {key: name for key, name in self._moved_from.items() if key[0] in self._ledger.train}
         return happened
 
     def _expire_unknown_holders(self, now: float) -> None:
@@ -327,7 +328,6 @@ class LeaseDesk:
             elif slot.state == "open" and partial is not None:
                 self._ledger.keep_partial(slot, partial)
                 self._store.update_slot(slot)
-        self._moved_from = {key: name for key, name in self._moved_from.items() if key[0] in self._ledger.train}
         return f"{returned} slots returned, {kept} with tokens"
 
     def _partial_of(self, slot: Slot, num_tokens: int, arrays: Arrays) -> Partial | None:

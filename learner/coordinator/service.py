@@ -101,6 +101,33 @@ class Coordinator:
         self._store = store
         self._journal = journal
         now = clock()
+        self._open_ledger(train, evaluation, now=now)
+        schedule = StageSchedule(config.stages, reached=int(store.get("stage_reached", 0)))
+        _check_lengths(config, schedule, train)
+        rules = SamplingRules(
+            sampling=config.sampling,
+            evaluation=config.evaluation,
+            run=config.run,
+            schedule=schedule,
+            stop_token_ids=tokenizer.stop_token_ids,
+        )
+        self._open_run(schedule, shape=shape, metrics=metrics, evaluations=evaluations)
+        self._open_desks(rules, schedule, tokenizer=tokenizer, tokenizer_hash=tokenizer_hash, now=now)
+        self._resume = Resume(config, store=store, book=self.book, facts=self.facts)
+        self.idle = IdleClock()
+        self._since = self._progress_at = now
+        self._parked: list[ParkedRequest] = []
+        self._outbox: list[Outgoing] = []
+        self._needed_segments: list[int] | None = None
+        self._next_sweep = now
+        self._handlers = self._all_handlers()
+        self.control.begin(now=now)
+
+    # ------------------------------------------------------------ what it is made of
+
+    def _open_ledger(self, train: PromptSet, evaluation: PromptSet | None, *, now: float) -> None:
+        """What is known of the run, its groups and its prompts."""
+        config, store = self.config, self._store
         self.facts = RunFacts(store)
         self.members = Members()
         self.rates = Rates()
@@ -114,20 +141,18 @@ class Coordinator:
         )
         self.pool = PromptPool(config, store, train, evaluation, is_quarantined=self.ledger.is_quarantined)
         self._retire_unknown_prompts()
-        schedule = StageSchedule(config.stages, reached=int(store.get("stage_reached", 0)))
-        _check_lengths(config, schedule, train)
-        rules = SamplingRules(
-            sampling=config.sampling,
-            evaluation=config.evaluation,
-            run=config.run,
-            schedule=schedule,
-            stop_token_ids=tokenizer.stop_token_ids,
-        )
-        shared: dict[str, Any] = {"store": store, "ledger": self.ledger, "pool": self.pool}
-        self.book = BatchBook(config, journal=journal, facts=self.facts, shape=shape, **shared)
-        self.evaluation = EvaluationDesk(config.evaluation, records=evaluations, **shared)
+
+    def _shared(self) -> dict[str, Any]:
+        return {"store": self._store, "ledger": self.ledger, "pool": self.pool}
+
+    def _open_run(
+        self, schedule: StageSchedule, *, shape: ModelShape | None, metrics: RecordFile, evaluations: RecordFile
+    ) -> None:
+        """Batches, evaluations, and the course of the run."""
+        self.book = BatchBook(self.config, journal=self._journal, facts=self.facts, shape=shape, **self._shared())
+        self.evaluation = EvaluationDesk(self.config.evaluation, records=evaluations, **self._shared())
         self.control = RunControl(
-            config,
+            self.config,
             facts=self.facts,
             book=self.book,
             evaluation=self.evaluation,
@@ -136,11 +161,22 @@ class Coordinator:
             rates=self.rates,
             schedule=schedule,
             metrics=metrics,
-            **shared,
+            **self._shared(),
         )
+
+    def _open_desks(
+        self,
+        rules: SamplingRules,
+        schedule: StageSchedule,
+        *,
+        tokenizer: TokenizerFacts,
+        tokenizer_hash: str | None,
+        now: float,
+    ) -> None:
+        """Where leases go out and answers come in."""
         self.desk = LeaseDesk(
-            config,
-            journal=journal,
+            self.config,
+            journal=self._journal,
             facts=self.facts,
             members=self.members,
             rules=rules,
@@ -148,27 +184,22 @@ class Coordinator:
             may_issue=self.control.may_issue,
             eval_version=lambda: self.evaluation.policy_version,
             now=now,
-            **shared,
+            **self._shared(),
         )
         self._intake = Intake(
-            config,
-            journal=journal,
+            self.config,
+            journal=self._journal,
             facts=self.facts,
             rules=rules,
             rates=self.rates,
             alarms=self.alarms,
             vocab_size=tokenizer.vocab_size,
             tokenizer_hash=tokenizer_hash,
-            **shared,
+            **self._shared(),
         )
-        self._resume = Resume(config, store=store, book=self.book, facts=self.facts)
-        self.idle = IdleClock()
-        self._since = self._progress_at = now
-        self._parked: list[ParkedRequest] = []
-        self._outbox: list[Outgoing] = []
-        self._needed_segments: list[int] | None = None
-        self._next_sweep = now
-        self._handlers: dict[type, Callable[[Member, Any, Arrays, int], None]] = {
+
+    def _all_handlers(self) -> dict[type, Callable[[Member, Any, Arrays, int], None]]:
+        return {
             m.Heartbeat: self._on_heartbeat,
             m.LeaseRequest: self._on_lease_request,
             m.HandBack: self._on_hand_back,
@@ -183,7 +214,6 @@ class Coordinator:
             m.StatusRequest: self._on_status,
             m.ControlRequest: self._on_control,
         }
-        self.control.begin(now=now)
 
     def _retire_unknown_prompts(self) -> None:
         """Groups in flight whose prompt is no longer in the data (data.on_change = restart_pass)."""

@@ -8,11 +8,12 @@ All figures of one run come from one coordinator process:
     journal_trajectories_per_s_2k  trajectories acknowledged end to end after the durable commit, G = 64
     journal_trajectories_per_s_8k  the same with 8,192 response tokens
     coordinator_rss_growth_fraction  resident memory at the end of a stretch at full rate over its start (full: minute
-                                   2 to 10; quick: the last 8 s of 12)
+                                   2 to 10; quick: the last 6 s of 8)
     lease_rtt_ms_p50_512           a lease request and its grant with 512 live generators at 500 trajectories/s
     cost_ratio_512_over_8          CPU seconds of coordinator and daemon per trajectory, both at the same 1,000/s
 
-``run(quick)`` gives the figures of ``slipstream bench protocol``; run as a script it prints them as JSON.
+``run(quick)`` gives the figures of ``slipstream bench protocol``. Run as a module with names of parts (wire, rates,
+cost, memory; none means all) it prints those figures as JSON.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import json
 import multiprocessing
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +52,25 @@ NUM_SLOTS = 768
 """Slots held by all generators together, below rewardd.max_queue; 64 for one generator, at least 2 for each."""
 COST_RATE = 1000.0
 RTT_RATE = 500.0
+Figures = dict[str, dict[str, object]]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long is measured: hops of `num_messages` each way, `num_runs` of `seconds` per rate and cost, and the
+    memory over `window_s` after `settle_s`; rates at G = 64 and at `other_sizes`."""
+
+    num_hops: int
+    num_messages: int
+    num_runs: int
+    seconds: float
+    settle_s: float
+    window_s: float
+    other_sizes: tuple[int, ...]
+
+
+FULL = Effort(5, 60_000, 5, 10.0, 120.0, 480.0, (1, 8, 512))
+QUICK = Effort(2, 12_000, 2, 1.5, 2.0, 6.0, ())
 
 
 # ------------------------------------------------------------------ the wire
@@ -138,7 +159,7 @@ def our_hop(num: int) -> float:
                 start = start or time.perf_counter()
                 received += 1
                 if received % ACK_EVERY == 0:
-                    server.send(message.peer, Busy(retry_after_s=0.0))
+                    server.send(message.peer, Busy(retry_after_s=0.0, reason="credit"))
         rate = (num - 1) / (time.perf_counter() - start)
     server.close(deadline_s=0)
     return rate
@@ -248,54 +269,81 @@ def _figure(values: list[float], unit: str) -> dict[str, object]:
     }
 
 
-def run(quick: bool = False) -> dict[str, dict[str, object]]:
-    """All figures, and the rates at every G."""
-    num_hops, num_messages = (2, 15_000) if quick else (5, 60_000)
-    num_runs, seconds = (2, 2.0) if quick else (5, 10.0)
+def wire_figures(effort: Effort) -> Figures:
+    """Bare pyzmq and our own ends, in turn."""
     raw, ours = [], []
-    for _ in range(num_hops):
-        raw.append(raw_hop(num_messages))
-        ours.append(our_hop(num_messages))
-    figures = {
+    for _ in range(effort.num_hops):
+        raw.append(raw_hop(effort.num_messages))
+        ours.append(our_hop(effort.num_messages))
+    return {
         "wire_fraction_of_raw_zmq": _figure([o / r for o, r in zip(ours, raw, strict=True)], "ratio"),
         "wire_messages_per_s": _figure(ours, "messages of 2,048 tokens per s, Client to Server"),
     }
-    with tempfile.TemporaryDirectory(prefix="bench-protocol-", dir=".") as folder, roles(Path(folder)) as servers:
-        costs: dict[int, list[float]] = {}
-        for num in (1, 8, 64, 512):
-            with load(servers, num=num) as swarm:
-                name = "journal_trajectories_per_s_2k" + ("" if num == 64 else f"_g{num}")
-                figures[name] = _figure([rate_of(swarm, seconds) for _ in range(num_runs)], "trajectories/s")
-        with load(servers, num=64, num_tokens=8192) as swarm:
-            rates = [rate_of(swarm, seconds) for _ in range(num_runs)]
-            figures["journal_trajectories_per_s_8k"] = _figure(rates, "trajectories/s")
-        for num in (8, 512):
-            with load(servers, num=num, rate=COST_RATE) as swarm:
-                costs[num] = [cost_of(servers, swarm, seconds) for _ in range(num_runs)]
+
+
+def rate_figures(servers: Roles, effort: Effort) -> Figures:
+    """Trajectories per second after the durable commit."""
+    cases = {f"2k_g{num}": (num, 2048) for num in effort.other_sizes} | {"2k": (64, 2048), "8k": (64, 8192)}
+    figures: Figures = {}
+    for name, (num, num_tokens) in cases.items():
+        with load(servers, num=num, num_tokens=num_tokens) as swarm:
+            rates = [rate_of(swarm, effort.seconds) for _ in range(effort.num_runs)]
+        figures[f"journal_trajectories_per_s_{name}"] = _figure(rates, "trajectories/s")
+    return figures
+
+
+def cost_figures(servers: Roles, effort: Effort) -> Figures:
+    """Cost per trajectory with few and with many generators, and the lease round trip with many."""
+    figures: Figures = {}
+    costs: dict[int, list[float]] = {}
+    for num in (8, 512):
+        with load(servers, num=num, rate=COST_RATE) as swarm:
+            costs[num] = [cost_of(servers, swarm, effort.seconds) for _ in range(effort.num_runs)]
             figures[f"cost_us_g{num}"] = _figure(costs[num], "us of CPU per trajectory, both roles, 1,000/s")
-        ratios = [many / few for many, few in zip(costs[512], costs[8], strict=True)]
-        figures["cost_ratio_512_over_8"] = _figure(ratios, "ratio")
-        with load(servers, num=512, rate=RTT_RATE) as swarm:
-            swarm.grant_s.clear()
-            swarm.run_for(num_runs * seconds)
-            cuts = [1e3 * cut for cut in statistics.quantiles(swarm.grant_s, n=20)]
-            figures["lease_rtt_ms_p50_512"] = {
-                "value": cuts[9],
-                "unit": "ms (spread: 5 % and 95 %)",
-                "spread": [cuts[0], cuts[18]],
-                "num_runs": len(swarm.grant_s),
-            }
-        settle_s, window_s = (4.0, 8.0) if quick else (120.0, 480.0)
-        with load(servers, num=64) as swarm:
-            growth, low, high = rss_growth(servers, swarm, settle_s=settle_s, window_s=window_s)
-        figures["coordinator_rss_growth_fraction"] = {
-            "value": growth,
-            "unit": f"of its size at {settle_s:g} s, after {window_s:g} s more at full rate",
-            "spread": [low, high],
-            "num_runs": 1,
-        }
+            if num == 512:
+                swarm.rate = RTT_RATE
+                swarm.grant_s.clear()
+                swarm.run_for(effort.num_runs * effort.seconds)
+                cuts = [1e3 * cut for cut in statistics.quantiles(swarm.grant_s, n=20)]
+                figures["lease_rtt_ms_p50_512"] = {
+                    "value": cuts[9],
+                    "unit": "ms (spread: 5 % and 95 %)",
+                    "spread": [cuts[0], cuts[18]],
+                    "num_runs": len(swarm.grant_s),
+                }
+    ratios = [many / few for many, few in zip(costs[512], costs[8], strict=True)]
+    return figures | {"cost_ratio_512_over_8": _figure(ratios, "ratio")}
+
+
+def memory_figures(servers: Roles, effort: Effort) -> Figures:
+    """Growth of the coordinator at full rate."""
+    with load(servers, num=64) as swarm:
+        growth, low, high = rss_growth(servers, swarm, settle_s=effort.settle_s, window_s=effort.window_s)
+    unit = f"of its size at {effort.settle_s:g} s, after {effort.window_s:g} s more at full rate"
+    return {
+        "coordinator_rss_growth_fraction": {"value": growth, "unit": unit, "spread": [low, high], "num_runs": 1},
+    }
+
+
+PARTS: dict[str, Callable[[Roles, Effort], Figures]] = {
+    "rates": rate_figures,
+    "cost": cost_figures,
+    "memory": memory_figures,
+}
+
+
+def run(quick: bool = False, *, parts: Sequence[str] = ()) -> Figures:
+    """The figures of the named `parts` ("wire" and the keys of `PARTS`; none means all)."""
+    effort = QUICK if quick else FULL
+    wanted = parts or ("wire", *PARTS)
+    figures = wire_figures(effort) if "wire" in wanted else {}
+    if any(part in wanted for part in PARTS):
+        with tempfile.TemporaryDirectory(prefix="bench-protocol-", dir=".") as folder, roles(Path(folder)) as servers:
+            for part, measure in PARTS.items():
+                if part in wanted:
+                    figures |= measure(servers, effort)
     return figures
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(), indent=2))
+    print(json.dumps(run(parts=sys.argv[1:]), indent=2))

@@ -100,7 +100,7 @@ class Swarm:
         self.version = 0
         self._config = config
         self._window = window
-        self._rate = rate
+        self.rate = rate
         self._tag = tag
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4096)
@@ -159,7 +159,7 @@ class Swarm:
             heapq.heappop(self._timers)[2]()
         self._answer_ready(monotonic())
         until = min(end, self._timers[0][0] if self._timers else end)
-        if self._ready and self._rate is not None:
+        if self._ready and self.rate is not None:
             until = min(until, self._next_answer)
         elif self._ready:
             until = now
@@ -171,11 +171,11 @@ class Swarm:
 
     def _answer_ready(self, now: float) -> None:
         burst = 64
-        while self._ready and burst and (self._rate is None or now >= self._next_answer):
+        while self._ready and burst and (self.rate is None or now >= self._next_answer):
             burst -= 1
             generator, lease, slot = self._ready.popleft()
-            if self._rate is not None:
-                self._next_answer = max(self._next_answer + 1 / self._rate, now - 0.1)
+            if self.rate is not None:
+                self._next_answer = max(self._next_answer + 1 / self.rate, now - 0.1)
             generator.answer(lease, slot)
 
     # ------------------------------------------------------------ for its peers
