@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from deploy.commands.options import ConfigOption, Overrides
+from learner.sinks.load import check_sinks
 from protocol.config.checks import check_config
 from protocol.config.explain import explain, reference_markdown
 from protocol.config.load import load_config
@@ -27,7 +28,7 @@ def register(app: typer.Typer) -> None:
 def check(config: ConfigOption, overrides: Overrides = None) -> int:
     """Check a configuration and this machine against it; starts nothing."""
     loaded = load_config(config, overrides=overrides or [])
-    findings = [*check_config(loaded), *check_machine(loaded.config)]
+    findings = [*check_config(loaded), *check_machine(loaded.config), *check_sinks(loaded.config)]
     for finding in findings:
         typer.echo(str(finding))
     if any(finding.level == "error" for finding in findings):

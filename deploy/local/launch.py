@@ -13,6 +13,7 @@ from deploy.local.instance import die_with_parent
 from deploy.local.logfiles import tail
 from deploy.local.specs import num_gpus, spec_of, specs_of
 from deploy.local.supervisor import Supervisor
+from learner.sinks.load import check_sinks
 from protocol.config.checks import Finding, check_config, raise_on_errors
 from protocol.config.load import EFFECTIVE_NAME, Loaded, save_effective
 from protocol.config.machine import check_machine
@@ -30,7 +31,7 @@ def prepare_run(loaded: Loaded) -> list[Finding]:
     Raises:
         UserError: something cannot work.
     """
-    findings = [*check_config(loaded), *check_machine(loaded.config)]
+    findings = [*check_config(loaded), *check_machine(loaded.config), *check_sinks(loaded.config)]
     raise_on_errors(findings)
     save_effective(loaded, loaded.config.run.dir)
     return findings

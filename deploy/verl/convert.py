@@ -245,9 +245,14 @@ def _resume(key: str, settings: Settings) -> Outcome:
 
 def _logger(key: str, settings: Settings) -> Outcome:
     names = settings[key] if isinstance(settings[key], list) else [settings[key]]
-    others = [name for name in names if name not in ("console", "tensorboard", "file")]
-    why = "console, metrics.jsonl, Prometheus and TensorBoard files are always written"
-    return Outcome(key, "left out", {}, why + (f"; for {', '.join(others)} see docs/operations.md" if others else ""))
+    sinks = [name for name in names if name in ("tensorboard", "wandb", "trackio")]
+    others = [name for name in names if name not in (*sinks, "console", "file")]
+    why = "metrics.jsonl, logs and Prometheus are always there"
+    if others:
+        why += f"; {', '.join(others)}: a package may offer it as an entry point of slipstream.metric_sinks"
+    if sinks:
+        return Outcome(key, "mapped", {"sinks.names": sinks}, why)
+    return Outcome(key, "left out", {}, why)
 
 
 def _filter(key: str, settings: Settings) -> Outcome:

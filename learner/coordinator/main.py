@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from learner.coordinator.exporter import MetricsExporter
+from learner.coordinator.facts import RunFacts
 from learner.coordinator.journal import Journal
 from learner.coordinator.metrics import RecordFile
 from learner.coordinator.schema import open_database
@@ -18,6 +19,7 @@ from learner.coordinator.startup import load_data, lock_run_folder, wall_anchore
 from learner.coordinator.store import Store
 from learner.data.tokenization import PromptTokenizer
 from learner.packing import model_shape
+from learner.sinks.load import Sinks
 from protocol.config import Config
 from protocol.errors import ExitStatus, MessageTooLarge, UserError
 from protocol.logs import event, setup_logging
@@ -42,7 +44,9 @@ def run(config: Config, *, name: str) -> ExitStatus:
     store = Store(open_database(folder / "coordinator" / "ledger.sqlite"))
     segment_bytes = config.coordinator.segment_mb << 20
     journal = Journal(folder / "coordinator" / "segments", segment_bytes=segment_bytes)
-    metrics, evaluations = RecordFile(folder / "metrics.jsonl"), RecordFile(folder / "eval.jsonl")
+    sinks = Sinks(config, run_id=RunFacts(store).run_id)
+    metrics = RecordFile(folder / "metrics.jsonl", on_record=sinks.trained)
+    evaluations = RecordFile(folder / "eval.jsonl", on_record=sinks.evaluated)
     incarnation = new_incarnation()
     tokenizer_folder = config.model.tokenizer_path or config.model.path
     hash_of_tokenizer = tokenizer_hash(tokenizer_folder)
@@ -73,6 +77,7 @@ def run(config: Config, *, name: str) -> ExitStatus:
                 clock=wall_anchored_clock(),
                 name=name,
                 incarnation=incarnation,
+                figures=sinks.metrics,
             )
         )
         event(log, logging.INFO, "coordinator ready", address=server.address, run_dir=str(folder), prompts=len(train))
@@ -91,6 +96,7 @@ def run(config: Config, *, name: str) -> ExitStatus:
         metrics.close()
         evaluations.close()
         lock.close()
+        sinks.close()
 
 
 class _StopFlag:

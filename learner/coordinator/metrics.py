@@ -3,7 +3,7 @@
 import json
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,15 @@ from protocol.errors import UserError
 
 
 class RecordFile:
-    """Appends JSON lines; each is flushed and synced before `append` returns. A torn last line is completed first."""
+    """Appends JSON lines; each is flushed and synced before `append` returns. A torn last line is completed first.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        on_record: given each record once it is safe; must neither wait nor raise.
+    """
+
+    def __init__(self, path: Path, *, on_record: Callable[[dict[str, Any]], None] | None = None) -> None:
         self._path = path
+        self._on_record = on_record
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
@@ -30,6 +35,8 @@ class RecordFile:
         self._file.write(json.dumps(record).encode() + b"\n")
         self._file.flush()
         os.fdatasync(self._file.fileno())
+        if self._on_record is not None:
+            self._on_record(record)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """All whole records."""

@@ -75,6 +75,7 @@ class Coordinator:
         clock: seconds, monotonic; only differences matter.
         journal, store: already open; both are used by this object alone.
         incarnation: of this process start.
+        figures: more metrics for the status, of what only the process has.
     """
 
     def __init__(
@@ -93,8 +94,10 @@ class Coordinator:
         clock: Callable[[], float],
         name: str = "coordinator",
         incarnation: str = "",
+        figures: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.config = config
+        self._figures = figures
         self.name = name
         self.incarnation = incarnation
         self._clock = clock
@@ -322,6 +325,7 @@ class Coordinator:
             host=socket.gethostname(),
         )
         status.roles.insert(0, own)
+        status.metrics.update(self._figures())
         status.queues["journal_mb"] = self._journal.num_bytes() / 2**20
         return status
 

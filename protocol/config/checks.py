@@ -322,6 +322,14 @@ def _devices(config: Config) -> Iterator[Finding]:
         )
 
 
+def _sinks(config: Config) -> Iterator[Finding]:
+    names = config.sinks.names
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield error("sinks.names", f"{name} is named more than once")
+    for name in config.sinks.options.keys() - set(names):
+        yield error(f"sinks.options.{name}", f"sinks.names does not name {name}: nothing would use these options")
+
+
 RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _batch,
     _lengths,
@@ -331,4 +339,5 @@ RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _deadlines,
     _machines,
     _devices,
+    _sinks,
 )

@@ -175,6 +175,21 @@ class WeightsSection(Section):
     )
 
 
+class SinksSection(Section):
+    """`sinks`: where metrics go beside metrics.jsonl; a slow, blocking or failing one never slows or stops the run."""
+
+    names: list[str] = Field(
+        default_factory=list, description="tensorboard, wandb, trackio, or entry points of slipstream.metric_sinks."
+    )
+    options: dict[str, dict[str, str | int | float | bool]] = Field(
+        default_factory=dict, description="Arguments by name of the sink, such as {wandb: {project: maths}}."
+    )
+    queue_records: int = Field(1000, ge=1, description="Records a sink may be behind; later ones are dropped for it.")
+    close_s: float = Field(
+        5.0, gt=0, description="At the end of the coordinator: time for all sinks to finish writing."
+    )
+
+
 class TransportSection(Section):
     """`transport`: sockets."""
 

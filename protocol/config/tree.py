@@ -10,6 +10,7 @@ from protocol.config.services import (
     DeploySection,
     GeneratorsSection,
     RewarddSection,
+    SinksSection,
     TransportSection,
     WeightsSection,
 )
@@ -33,5 +34,6 @@ class Config(Section):
     generators: GeneratorsSection = GeneratorsSection()
     rewardd: RewarddSection = RewarddSection()
     weights: WeightsSection = WeightsSection()
+    sinks: SinksSection = SinksSection()
     transport: TransportSection = TransportSection()
     deploy: DeploySection = DeploySection()

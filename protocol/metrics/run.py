@@ -136,6 +136,18 @@ COUNTERS = (
     ),
 )
 
+EVALUATION = (
+    Metric(
+        "eval/<kind>",
+        "reward",
+        "Mean over held-out prompts: greedy, or avg@k (to sinks and TensorBoard; eval.jsonl)",
+        "rising",
+        "falling while rollout/reward_mean rises: the policy learns the training prompts by heart",
+    ),
+    Metric("eval/<kind>/standard_error", "reward", "Standard error of the mean over prompts", "", ""),
+    Metric("eval/<kind>/<source>", "reward", "Mean over the prompts of a data source", "rising", "as eval by kind"),
+)
+
 STATUS = (
     Metric(
         "generated_tokens_per_s",

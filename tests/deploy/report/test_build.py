@@ -44,7 +44,10 @@ def running(tmp_path: Path) -> Iterator[Run]:
         "evaluation.at_end": True,
         "run.max_updates": 6,
         "learner.checkpoint.keep": 1,
+        "sinks.names": ["tensorboard", "stuck"],
+        "sinks.close_s": 0.5,
     }
+    make_stuck_sink(tmp_path / "packages")
     config = make_config(tmp_path, **overrides)
     folder = Path(config.run.dir)
     path = save_effective(build_config(config.model_dump(mode="json")), folder)
@@ -52,7 +55,7 @@ def running(tmp_path: Path) -> Iterator[Run]:
     process = subprocess.Popen(
         [sys.executable, "-m", "deploy", "coordinator", "--config", str(path), "--name", "coordinator"],
         stderr=log,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path_with(tmp_path / "packages")},
     )
     script = Script(config, f"tcp://127.0.0.1:{port}")
     try:
@@ -62,6 +65,18 @@ def running(tmp_path: Path) -> Iterator[Run]:
         process.kill()
         process.wait()
         log.close()
+
+
+def make_stuck_sink(folder: Path) -> None:
+    """An installed package whose metric sink never returns."""
+    (folder / "stuck-1.dist-info").mkdir(parents=True)
+    (folder / "stuck-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: stuck\nVersion: 1\n")
+    (folder / "stuck-1.dist-info" / "entry_points.txt").write_text("[slipstream.metric_sinks]\nstuck = stuck:Stuck\n")
+    (folder / "stuck.py").write_text("import threading\n\n\ndef Stuck(context):\n    threading.Event().wait()\n")
+
+
+def path_with(folder: Path) -> str:
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def status_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict:
@@ -103,6 +118,9 @@ def test_status_ledger_and_report_of_a_run(running: Run, capsys: pytest.CaptureF
     assert len(row["token_ids"]) == row["num_prompt_tokens"] + row["num_response_tokens"]
     assert len(row["logp_behaviour"]) == len(row["versions"]) == row["num_response_tokens"]
     assert list((report / "tensorboard").glob("events.out.tfevents.*"))
+    assert list((running.folder / "tensorboard").glob("events.out.tfevents.*")), "written while the run went on"
+    log = (running.folder.parent / "coordinator.log").read_text()
+    assert log.count("metric sink left behind") == 1 and "sink=stuck" in log
     assert [json.loads(r)["batch_id"] for r in (report / "metrics.jsonl").read_text().splitlines()] == list(range(1, 7))
 
 

@@ -90,7 +90,7 @@ LEFT_OUT: list[tuple[str, str, Any, dict[str, Any]]] = [
     ("59", "algorithm.kl_ctrl.kl_coef", 0.001, {}),
     ("60", "algorithm.kl_ctrl.target_kl", 0.1, KL),
     ("61", "algorithm.kl_ctrl.horizon", 10000, KL),
-    ("77", "trainer.logger", ["console"], {}),
+    ("77", "trainer.logger", ["console", "mlflow"], {}),
     ("85", "ray_kwargs.ray_init.num_cpus", 8, {}),
 ]
 
