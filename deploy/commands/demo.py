@@ -36,6 +36,6 @@ def plot(run_dir: RunDirArgument) -> None:
     from deploy.report.build import build_report
 
     report = build_report(run_dir)
-    for line in report.table_lines():
+    for line in [*report.table_lines(), *report.advice_lines()]:
         typer.echo(line)
     typer.echo(str(report.path))

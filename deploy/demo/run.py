@@ -69,7 +69,7 @@ def run_demo(
     }
     report = build_report(run_dir, measured=measured)
     console.print()
-    for text in report.table_lines():
+    for text in [*report.table_lines(), *report.advice_lines()]:
         console.print(text, highlight=False, soft_wrap=True)
     console.print(f"report   {report.path}", highlight=False, soft_wrap=True)
     return ExitStatus.FINISHED

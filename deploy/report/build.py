@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from deploy.report.curves import curve_images
 from deploy.report.events import write_events
 from deploy.report.html import render
 from deploy.report.records import REPORT, TIMELINE, Comparison, comparisons, read_jsonl, surviving, table_lines
 from deploy.report.trajectories import sample_answers, write_trajectories
+from learner.advice import FEWEST_BATCHES, advise, means
 from learner.coordinator.schema import ledger_summary
 from protocol.config.load import EFFECTIVE_NAME, load_config
 from protocol.errors import UserError
@@ -29,6 +32,10 @@ class Report:
     path: Path
     rows: list[Comparison]
     summary: dict[str, Any]
+
+    def advice_lines(self) -> list[str]:
+        """What the figures of the run's second half say about its settings."""
+        return [f"advice   {found['text']}" for found in self.summary["advice"]]
 
     def table_lines(self) -> list[str]:
         """The before/after table as text."""
@@ -67,7 +74,9 @@ def build_report(run_dir: Path, *, measured: Mapping[str, Any] | None = None) ->
     except ImportError:
         event(log, logging.WARNING, "no TensorBoard events: tensorboard is not installed")
     facts["export"] = _link_export(run_dir, folder)
-    summary = {**facts, "evaluation": [_row(row) for row in rows]}
+    steady = metrics[len(metrics) // 2 :] if len(metrics) >= 2 * FEWEST_BATCHES else metrics
+    advice = [msgspec.to_builtins(found) for found in advise(means(steady), config)]
+    summary = {**facts, "evaluation": [_row(row) for row in rows], "advice": advice}
     (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     answers = sample_answers(run_dir, tokenizer_folder=Path(config.model.tokenizer_path or config.model.path))
     page = folder / "report.html"
@@ -76,6 +85,7 @@ def build_report(run_dir: Path, *, measured: Mapping[str, Any] | None = None) ->
             title=f"Slipstream run {config.run.name}",
             rows=rows,
             facts={key: value for key, value in facts.items() if not isinstance(value, dict)},
+            advice=[found["text"] for found in summary["advice"]],
             images=curve_images(metrics, timeline),
             answers=answers,
             config=(run_dir / EFFECTIVE_NAME).read_text(),

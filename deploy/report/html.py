@@ -21,6 +21,7 @@ def render(
     title: str,
     rows: Sequence[Comparison],
     facts: Mapping[str, Any],
+    advice: Sequence[str],
     images: Sequence[tuple[str, bytes]],
     answers: Sequence[Mapping[str, Any]],
     config: str,
@@ -33,6 +34,8 @@ def render(
         _comparison_table(rows),
         "<h2>The run</h2>",
         _table(("", ""), [(key, value) for key, value in facts.items()]),
+        "<h2>Advice</h2>",
+        _advice(advice),
         "<h2>Curves</h2><div class=curves>",
         *(f'<img alt="{html.escape(name)}" src="data:image/png;base64,{_b64(png)}">' for name, png in images),
         "</div>",
@@ -42,6 +45,11 @@ def render(
         parts += ["<h2>Some answers</h2>", _table(keys, [tuple(a.get(k, "") for k in keys) for a in answers])]
     parts += [f"<h2>Configuration</h2><pre>{html.escape(config)}</pre></body></html>"]
     return "\n".join(parts)
+
+
+def _advice(lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    return f"<ul>{items}</ul>" if lines else "<p>None: every figure is in its range (docs/tuning.md has the rules).</p>"
 
 
 def _comparison_table(rows: Sequence[Comparison]) -> str:

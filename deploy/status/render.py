@@ -21,7 +21,7 @@ def status_view(reply: StatusReply | None, supervisor: Mapping[str, Any] | None,
     if reply is None:
         parts.append(Text(f"coordinator does not answer: {why}", style="yellow"))
     else:
-        parts += [headline(reply), role_table(reply.roles), *figures(reply)]
+        parts += [headline(reply), role_table(reply.roles), *figures(reply), *advice(reply)]
     if supervisor is not None:
         parts.append(process_table(supervisor["roles"]))
     return Group(*parts)
@@ -74,6 +74,11 @@ def figures(reply: StatusReply) -> list[RenderableType]:
     if reply.metrics:
         lines.append("metrics    " + ", ".join(f"{name} {value:.4g}" for name, value in sorted(reply.metrics.items())))
     return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
+
+
+def advice(reply: StatusReply) -> list[RenderableType]:
+    """What the figures say about the settings, a line each."""
+    return [Text(f"advice     {found.text}", style="cyan") for found in reply.advice]
 
 
 def histogram(counts: Mapping[str, int]) -> str:

@@ -2,13 +2,16 @@
 
 import logging
 import time
+from collections import deque
 from typing import Any
 
+from learner.advice import advise, means
 from learner.coordinator.alarms import Alarms
 from learner.coordinator.assembly import Choice
 from learner.coordinator.batches import BatchBook, staleness_counts
 from learner.coordinator.evaluation import EvaluationDesk, Trigger
 from learner.coordinator.facts import RunFacts
+from learner.coordinator.fleet import FleetMeter
 from learner.coordinator.ledger import Ledger
 from learner.coordinator.members import Members
 from learner.coordinator.metrics import RecordFile
@@ -29,6 +32,8 @@ from protocol.messages import (
 
 log = logging.getLogger(__name__)
 
+ADVICE_BATCHES = 10
+"""Advice is about the means of this many batches, the newest."""
 SERIES = ("rollout/reward_mean", "rollout/response_tokens_mean", "staleness/token_mean", "actor/entropy")
 
 
@@ -65,6 +70,8 @@ class RunControl:
         self._metrics = metrics
         self._records: list[dict[str, Any]] = []
         self._last_metrics: dict[str, float] = {}
+        self._fleet = FleetMeter()
+        self._recent: deque[dict[str, Any]] = deque(maxlen=ADVICE_BATCHES)
 
     def begin(self, *, now: float) -> None:
         """At the coordinator's start: a stopped run goes on; a lost record is written; version 0 is evaluated."""
@@ -163,6 +170,7 @@ class RunControl:
         metrics = row.plan.metrics | body.metrics
         record = self._record(body, row.plan, metrics)
         self._records.append(record)
+        self._recent.append(record)
         self._store.put("last_record", record)
         if first:
             self._rates.trained(staleness_counts(answers, version=row.plan.policy_version))
@@ -191,6 +199,7 @@ class RunControl:
             "max_token_staleness": body.max_token_staleness,
             "fill_fraction": plan.fill_fraction,
             **metrics,
+            **self._fleet.take(),
         }
 
     def _after_update(self, metrics: dict[str, float], *, now: float) -> None:
@@ -236,6 +245,7 @@ class RunControl:
     def sweep(self, *, now: float) -> None:
         """Once a second: alarms about missing roles; prompts exhausted with too few groups for a last batch."""
         self._note_missing()
+        self._fleet.observe(self._members)
         waiting = [group for group in self._ledger.train.values() if group.batch_id is None]
         if (
             self._pool.exhausted
@@ -272,7 +282,8 @@ class RunControl:
         histogram = {str(age): count for age, count in sorted(self._rates.staleness.items())}
         metrics = dict(self._last_metrics) | idle_shares(self._members)
         metrics["generated_tokens_per_s"] = self._rates.tokens_per_s(now=now)
-        metrics |= {name: float(value) for name, value in self._store.counters.items()}
+        counters = {name: float(value) for name, value in self._store.counters.items()}
+        metrics |= counters
         return StatusReply(
             run_id=self._facts.run_id,
             run_name=self._config.run.name,
@@ -287,6 +298,7 @@ class RunControl:
             metrics=metrics,
             ledger=self._ledger.summary(),
             alarms=list(self._alarms.active.values()),
+            advice=advise(means(self._recent) | counters, self._config),
             series={name: list(points) for name, points in self._rates.series.items()},
         )
 

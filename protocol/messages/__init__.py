@@ -53,7 +53,7 @@ from protocol.messages.membership import (
     SlotRef,
     Welcome,
 )
-from protocol.messages.operators import ControlRequest, RoleStatus, StatusReply, StatusRequest
+from protocol.messages.operators import Advice, ControlRequest, RoleStatus, StatusReply, StatusRequest
 from protocol.messages.training import (
     BatchItem,
     BatchNotReady,
@@ -72,6 +72,7 @@ from protocol.messages.weights import TensorSpec, WeightGroup, WeightJoin, Weigh
 __all__ = [
     "PROTOCOL_VERSION",
     "Ack",
+    "Advice",
     "AnyBody",
     "ArraySpec",
     "BatchItem",

@@ -27,6 +27,14 @@ class RoleStatus(Struct, kw_only=True, frozen=True):
     host: str = ""
 
 
+class Advice(Struct, kw_only=True, frozen=True):
+    """What the figures say about the settings: one line, by the rule of docs/tuning.md, with the setting to turn."""
+
+    rule: str
+    text: str
+    setting: str
+
+
 class StatusReply(Body, frozen=True):
     """Everything `slipstream status` shows. `series` are recent points for live curves."""
 
@@ -43,6 +51,7 @@ class StatusReply(Body, frozen=True):
     metrics: dict[str, float]
     ledger: dict[str, int]
     alarms: list[str] = []
+    advice: list[Advice] = []
     series: dict[str, list[float]] = {}
 
 

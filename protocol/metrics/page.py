@@ -16,7 +16,8 @@ and each role's own metrics. Prometheus finds the figures of the run and of all 
 those of one instance at `generators.metrics_port` + K, `rewardd.metrics_port` + K and `trainer.metrics_port`. The
 Prometheus name is given where it isn't the name with `slipstream_` before it and `_` for `/`; figures of roles have the
 labels `role` and `name`. A value that is missing was not to be had (its denominator was 0); a 0 was measured.
-`slipstream dashboards --out DIR` writes alert rules, a scrape configuration and a Grafana dashboard."""
+`slipstream dashboards --out DIR` writes alert rules, a scrape configuration and a Grafana dashboard;
+[tuning](tuning.md) says which settings follow from which figures."""
 
 
 def metrics_markdown() -> str:

@@ -14,6 +14,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     "Learner": learner.LEARNER,
     "Supervised warm start": learner.SFT,
     "Answers": run.ROLLOUT,
+    "All instances of a role": run.FLEET,
     "Evaluation": run.EVALUATION,
     "State of the run": run.STATUS,
     "Counters of the run": run.COUNTERS,

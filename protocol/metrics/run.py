@@ -136,6 +136,40 @@ COUNTERS = (
     ),
 )
 
+FLEET = (
+    Metric(
+        "time_share/<roles>/<cause>",
+        "share",
+        "Time of trainer, generators or reward daemons by cause, mean since the batch before; sums to 1 for each",
+        "mostly working",
+        "docs/tuning.md",
+    ),
+    Metric("fleet/generators", "processes", "Live generators", "as wanted", "slipstream status"),
+    Metric("fleet/reward_daemons", "processes", "Live reward daemons", "as wanted", "slipstream status"),
+    Metric(
+        "fleet/slots_used",
+        "share",
+        "Answers being sampled over the slots of all generators",
+        "above 0.7",
+        "docs/tuning.md",
+    ),
+    Metric("fleet/kv_demand", "share", "Largest generator/kv_demand", "0.4 to 1", "as generator/kv_demand"),
+    Metric(
+        "fleet/reward_queue_depth",
+        "answers",
+        "Largest rewardd/queue_depth",
+        "below rewardd.max_queue / 2",
+        "slipstream scale rewardd=K",
+    ),
+    Metric(
+        "fleet/reward_queue_oldest_s",
+        "s",
+        "Largest rewardd/queue_oldest_s",
+        "below transport.ack_deadline_s / 2",
+        "slipstream scale rewardd=K",
+    ),
+)
+
 EVALUATION = (
     Metric(
         "eval/<kind>",

@@ -44,6 +44,7 @@ def running(tmp_path: Path) -> Iterator[Run]:
         "evaluation.at_end": True,
         "run.max_updates": 6,
         "learner.checkpoint.keep": 1,
+        "learner.max_tokens_per_micro_batch": 8192,
         "sinks.names": ["tensorboard", "stuck"],
         "sinks.close_s": 0.5,
     }
@@ -111,6 +112,7 @@ def test_status_ledger_and_report_of_a_run(running: Run, capsys: pytest.CaptureF
     assert summary["num_updates"] == 6 and summary["policy_version"] == 6
     assert {row["kind"] for row in summary["evaluation"]} == {"greedy", "avg@4"}
     page = (report / "report.html").read_text()
+    assert summary["advice"] and summary["advice"][0]["text"] in page and "advice   " in out
     assert page.count("data:image/png;base64,") >= 3 and "in standard errors" in page
     table = pq.read_table(report / "trajectories.parquet")
     assert table.num_rows == summary["num_trajectories"] == 24

@@ -36,6 +36,24 @@ def test_every_name_in_status_and_records_is_in_the_table(build):
     assert "slipstream_metric" not in {family.name for family in found}
 
 
+def test_status_gives_advice_from_a_few_batches_on_and_records_hold_what_it_is_from(build):
+    h = joined(build(60, **{"run.max_updates": 20, "learner.max_tokens_per_micro_batch": 4096}))
+    resume(h, 0)
+    waiting = {"generation": 0.8, "working": 0.2}
+    for batch in range(3):
+        assert not h.coordinator.status().advice
+        h.ask("t/1", m.Heartbeat(state="waiting", policy_version=batch, idle_fractions=waiting))
+        h.now += 2.0
+        h.turn()
+        train_batches(h, 1)
+    advice = {found.rule: found for found in h.coordinator.status().advice}
+    assert advice.keys() >= {"generation", "packing"}
+    assert advice["generation"].setting == "generators.num" and "80 %" in advice["generation"].text
+    records = [json.loads(x) for x in (Path(h.config.run.dir) / "metrics.jsonl").read_text().splitlines()]
+    assert [record["time_share/trainer/generation"] for record in records] == [0.8] * 3
+    assert not unregistered(records[-1].keys() - RECORD_FIELDS.keys())
+
+
 def test_roles_carry_their_names_and_alarms_theirs(build):
     found = exported(status_samples(run_a_little(build(40, **{"run.max_updates": 20})).status()))
     samples = {(s.name, tuple(sorted(s.labels.items()))): s.value for family in found for s in family.samples}
