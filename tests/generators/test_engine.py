@@ -88,6 +88,7 @@ def test_aborted_request_returns_its_tokens_and_can_be_continued(engine: Engine)
     request = requests("abort", 1, sampling=sampling_params(max_tokens=200, stop_token_ids=()))[0]
     (future,) = engine.submit([request])
     wait_until(lambda: engine.backend.progress().get("abort/0", 0) > 5, what="tokens")
+    assert 0.0 < engine.backend.metrics()["generator/kv_demand"] < 1.0
     engine.wait(engine.backend.abort("abort/0"))
     first = future.result(20.0)
     assert first.finish_reason == "aborted" and 5 < first.num_tokens < 200
